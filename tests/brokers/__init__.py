@@ -1,1 +1,1 @@
-"""Tests of what is one broker's own."""
+"""Tests of the properties of single brokers."""

@@ -1,6 +1,6 @@
-"""Whatever else kombu speaks: the same policies, with what such a broker cannot promise declared, said at start, or refused.
+"""Other brokers that kombu knows: the same policies; what such a broker cannot promise is declared, logged at start, or refused.
 
-`tests/conformance/` has the lives and the handlers; here is what is true of these brokers alone.
+`tests/conformance/` has the lives and the handlers; this module has what is true of these brokers only.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def filed(files: Files) -> Iterator[Callable[..., Shop]]:
 
 @pytest.mark.parametrize("pool", first_quick(["solo", "threads", "gevent"]))
 def test_a_policy_holds_on_every_pool(filed: Callable[..., Shop], pool: str) -> None:
-    """Attempts, their delays, a letter, an ETA: prefork has its turn in the conformance suite."""
+    """Attempts, their delays, a dead letter and an ETA are as on any broker; the conformance suite covers prefork."""
     shop = filed()
     shop.start(pool=pool)
     began = time.time()
@@ -81,7 +81,7 @@ def test_a_policy_holds_on_every_pool(filed: Callable[..., Shop], pool: str) -> 
 
 
 def test_a_worker_in_the_same_process_has_the_memory_transport() -> None:
-    """As in a test without a broker: nothing is different, and a header that is not JSON survives as text."""
+    """As in a test without a broker: nothing is different, and a header that JSON cannot hold survives as text."""
     command = [sys.executable, "-m", "tests.support.apps.memory_shop"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -96,7 +96,7 @@ def test_a_worker_in_the_same_process_has_the_memory_transport() -> None:
 
 
 def test_what_waits_in_a_worker_that_stops_goes_back_as_it_came(filed: Callable[..., Shop], files: Files) -> None:
-    """With its ETA, unmarked and uncounted."""
+    """A message that waits in the worker goes back with its ETA, unmarked and uncounted."""
     shop = filed()
     worker = shop.start(pool="threads")
     task_id = shop.send("ok", countdown=600)
@@ -111,7 +111,7 @@ def test_what_waits_in_a_worker_that_stops_goes_back_as_it_came(filed: Callable[
 
 
 def test_a_cold_shutdown_puts_back_what_it_ended_marked(filed: Callable[..., Shop], files: Files) -> None:
-    """Once, and as it came; the next worker's delivery is known as a redelivery, and counts as the first."""
+    """Each goes back once and unchanged; the next worker sees a redelivery, and counts it as the first delivery."""
     shop = filed()
     worker = shop.start(concurrency=1)
     task_id = shop.send("stalls")
@@ -124,7 +124,7 @@ def test_a_cold_shutdown_puts_back_what_it_ended_marked(filed: Callable[..., Sho
 
 
 def test_a_broker_that_takes_nothing_is_waited_for(filed: Callable[..., Shop], files: Files) -> None:
-    """The failed task stays held, and is delivered again once its message can be published."""
+    """While the broker refuses publications, the failed task stays held; then its copy is published and delivered."""
     out = files.folder / "out"
     out.symlink_to(files.queues)
     options = {**files.conf["broker_transport_options"], "data_folder_out": str(out)}
@@ -156,7 +156,7 @@ def test_an_observing_worker_records_what_celery_did(filed: Callable[..., Shop],
 def test_a_kill_between_publishing_and_acknowledging_leaves_the_copy_alone(
     filed: Callable[..., Shop], files: Files, task: str, args: tuple[Any, ...], left: str
 ) -> None:
-    """On the filesystem the delivery has left the broker when it came: nothing is lost, and nothing runs once too often."""
+    """On the filesystem a delivery removes the message, so its copy is the only one: nothing is lost, and nothing runs twice."""
     shop = filed(module="tests.support.rabbitmq.boundary_shop")
     (files.folder / "order").write_text("acknowledge")
     worker = shop.start(pool="threads")
@@ -172,7 +172,7 @@ def test_a_kill_between_publishing_and_acknowledging_leaves_the_copy_alone(
 
 
 def test_what_a_worker_holds_when_it_is_killed_is_lost_and_the_start_says_so(filed: Callable[..., Shop], files: Files) -> None:
-    """Before anything is published: kombu has no copy of what it has handed over."""
+    """If the worker dies before it publishes a copy, the message is lost, because kombu keeps none; the start-up line says so."""
     assert Capability.KEPT_UNTIL_ACKNOWLEDGED not in capabilities_of(filesystem.Channel)
     shop = filed(module="tests.support.rabbitmq.boundary_shop")
     (files.folder / "order").write_text("publish")

@@ -1,4 +1,4 @@
-"""A message on brokers that only kombu knows: moved without a loss, put back as it came, and in one place at a time."""
+"""A message on brokers that only kombu knows: moved without a loss, put back as it came, and never in two places at a time."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def files(folder: Path) -> Files:
 
 
 def test_what_kombu_puts_back_is_what_came_and_is_nobodys_to_end(files: Files) -> None:
-    """The channel closes while its message runs: whatever was made of it, it lies there as it came, marked; no copy joins it."""
+    """When its channel closes, kombu puts back the original, marked as redelivered; the old delivery can no longer move it."""
     app = Celery("held", broker=files.url, set_as_current=False)
     app.conf.update(files.conf)
     Redelivery(app)
@@ -62,7 +62,7 @@ def test_what_kombu_puts_back_is_what_came_and_is_nobodys_to_end(files: Files) -
 
 
 def test_what_has_yet_to_leave_when_the_worker_stops_leaves_once(files: Files) -> None:
-    """It is not given back beside its letter, whose publication had failed and is tried again."""
+    """A stopping worker does not give back a message whose move to the dead-letter queue failed and is tried again."""
     app = Celery("ending", broker=files.url, set_as_current=False)
     app.conf.update(files.conf)
     install = Redelivery(app)
@@ -84,7 +84,7 @@ def test_what_has_yet_to_leave_when_the_worker_stops_leaves_once(files: Files) -
 
 
 def test_a_broker_that_is_away_is_not_the_messages_fault(files: Files) -> None:
-    """The outbox is told so, and the others wait behind it; a message that nobody can publish is its own."""
+    """An absent broker raises an error that the outbox knows, and every message waits; an unpublishable message fails alone."""
     raw = envelope_of({"body": "", "headers": dict(MADE), "properties": {}}, was_moved=False)
     app = Celery("away", broker="redis://127.0.0.1:1/0", set_as_current=False)
     with pytest.raises(ConnectionError, match="does not answer"):
@@ -109,7 +109,7 @@ def made(channel: Any) -> Any:
 
 
 def received(claim: Any, connection: Any, publish: Callable[[Any], None] = lambda _: None) -> Any:
-    """One message of the queue `orders`, as a worker holds it that has connected just now."""
+    """One message of the queue `orders`, as a worker holds it that has just connected."""
     found: list[Any] = []
     channel = connection.channel()
     consumer = Consumer(channel, [Queue("orders", Exchange(""), "orders")], on_message=found.append)
@@ -125,7 +125,7 @@ def received(claim: Any, connection: Any, publish: Callable[[Any], None] = lambd
 
 
 def test_a_message_is_moved_without_a_loss() -> None:
-    """Values that only kombu's JSON has words for, bytes, properties and priority; what a transport has put in stays behind."""
+    """Values that only kombu's JSON can hold, bytes, properties and priority are kept; fields that a transport added are not."""
     app = Celery("moved", broker="memory://", set_as_current=False)
     Redelivery(app)
     queue = f"moved-{uuid.uuid4()}"
@@ -158,7 +158,7 @@ def test_a_message_is_moved_without_a_loss() -> None:
 
 
 def test_a_file_is_seen_by_others_when_it_is_whole(files: Files) -> None:
-    """What kombu itself writes is there, and empty, while its message is still being written."""
+    """A file that kombu itself writes is visible, and empty, while its message is still being written."""
     seen: list[list[str]] = []
 
     class Looking:

@@ -1,4 +1,4 @@
-"""What a worker says, and what is refused, on a broker of which nothing is known but that kombu speaks to it."""
+"""What a worker logs and refuses at start on a broker of which only kombu's transport is known."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_the_start_up_line_says_what_this_broker_cannot_do(folder: Path) -> None
 
 
 def test_what_kombus_transports_keep_is_read_from_their_channels() -> None:
-    """Those that tell their broker of an acknowledgement, and those that only forget."""
+    """Some transports acknowledge at the broker, and so it keeps held messages; others only forget the message in memory."""
 
     class Telling(virtual.Channel):
         def basic_ack(self, delivery_tag: Any, multiple: bool = False) -> None:
@@ -60,7 +60,7 @@ def test_what_kombus_transports_keep_is_read_from_their_channels() -> None:
 
 
 def test_a_broker_that_keeps_what_is_held_says_for_how_long() -> None:
-    """By the transport's own default, or by the app's setting; where nothing is kept there is nothing to say."""
+    """The time is the transport's default or the app's setting; a broker that keeps nothing needs no such line."""
 
     def said(broker: str, **options: Any) -> str:
         app = Celery("said", broker=broker, set_as_current=False)
@@ -89,7 +89,7 @@ def test_a_broker_that_keeps_what_is_held_says_for_how_long() -> None:
     ids=str,
 )
 def test_what_cannot_be_kept_is_refused_with_what_to_do(settings: dict[str, Any], word: str) -> None:
-    """Rather than left out in silence; without it there is nothing to refuse."""
+    """A setting that this broker cannot keep is refused and not silently ignored; without such a setting nothing is refused."""
     (line,) = contradictions(Redelivery(Celery("refused", broker="memory://", set_as_current=False), settings))
     assert word in line
     assert "memory://" in line

@@ -1,4 +1,4 @@
-"""The audit on RabbitMQ: a stream of what commands did, read without a mark, exported once, done without where it is refused."""
+"""The audit on RabbitMQ: a stream of what commands did; reading does not change it, and work goes on without the right to it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def said(why: str) -> str:
 
 
 def publish(rabbit: Rabbit, *bodies: str, **headers: Any) -> None:
-    """Into the stream, behind everybody's back, each by itself as a recorder does: what comes at once lies in one file."""
+    """Publish records into the stream one by one, as a recorder does: records published together share one segment file."""
     with rabbit.connection() as connection:
         assert declare_audit(connection.connection, AUDIT)
         channel = connection.connection.channel()
@@ -75,7 +75,7 @@ def whys(desk: Desk, *words: str) -> list[str]:
 
 
 def test_what_commands_do_is_recorded_with_why_filter_and_result(desk: Desk, rabbit: Rabbit) -> None:
-    """Begun and done, or why not; a look leaves all of it as it was."""
+    """Begin, end or failure of a command is recorded; a look changes nothing."""
     desk.json("dlq", "redrive", LETTERS, "--id", "task-0", "--as", "ana", "--why", "mended")
     desk.json("dlq", "purge", LETTERS, "--id", "task-1", "--yes", "--as", "ben", "--why", "not ours")
     desk.run("dlq", "purge", LETTERS, "--all", "--yes", "--archive", "/dev/null/below", "--as", "cat")
@@ -109,7 +109,7 @@ def test_an_edit_is_named_and_its_values_are_not(desk: Desk, folder: Path) -> No
 
 
 def test_what_is_confirmed_is_read_at_once(store: AuditStore) -> None:
-    """By whoever asks next: all of it, in order, though others record meanwhile."""
+    """A reader sees every confirmed record, in order, even while others record."""
 
     def record_others() -> None:
         for _ in range(20):
@@ -131,7 +131,7 @@ def test_what_is_confirmed_is_read_at_once(store: AuditStore) -> None:
 def test_records_are_exported_once_and_told_where_the_stream_is_gone(
     desk: Desk, store: AuditStore, folder: Path, rabbit: Rabbit
 ) -> None:
-    """What was deleted with it is a gap of unknown size, and what follows is exported, though its places begin anew."""
+    """Records deleted with the stream are a gap of unknown size; later ones are exported, although offsets start again."""
     out, uri = folder / "out", str(folder / "out")
     for count in (3, 2):
         publish(rabbit, *(said(f"{count}.{number}") for number in range(count)), at_ms=1_769_904_000_000)
@@ -157,7 +157,7 @@ def test_records_are_exported_once_and_told_where_the_stream_is_gone(
 def test_a_stream_that_let_go_of_records_before_the_export_says_so(
     desk: Desk, store: AuditStore, folder: Path, rabbit: Rabbit
 ) -> None:
-    """It keeps so many bytes, and no less than a file; how many have gone it does not tell. What is in several files has no gap."""
+    """The stream drops whole files above its size limit. The export reports a gap of unknown size; without a drop there is none."""
     large, count = said("x" * 64 * 1024), AUDIT_BYTES // 2**16
     publish(rabbit, said("first"))
     assert export_audit(store, str(folder / "out")).records == 1
@@ -178,7 +178,7 @@ def test_a_stream_that_let_go_of_records_before_the_export_says_so(
 def test_without_the_right_to_a_stream_the_work_is_done_and_its_events_are_the_audit(
     desk: Desk, rabbit: Rabbit, folder: Path
 ) -> None:
-    """A warning says so, of the export too where only reading is refused; the events are exported all the same."""
+    """A warning says so, also for an export that may only not read the stream; the events are exported all the same."""
     rabbit.ctl("set_permissions", USER, f"^(?!{AUDIT})", ".*", ".*")
     with capture_logs() as logs:
         desk.json("dlq", "purge", LETTERS, "--id", "task-0", "--yes", "--as", "ana")
@@ -197,7 +197,7 @@ def test_without_the_right_to_a_stream_the_work_is_done_and_its_events_are_the_a
 def test_during_an_alarm_nothing_is_begun_that_cannot_be_recorded(
     private_rabbit: Rabbit, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One line says why; what was recorded is read and exported, for that needs no publication."""
+    """The command refuses with one line; existing records can be read and exported, because that publishes nothing."""
     monkeypatch.setattr(audit, "TIMEOUT", 0.5)
     place = Place("rabbit-classic", private_rabbit, folder)
     place.put(letter(task_message("task-0")))
@@ -214,7 +214,7 @@ def test_during_an_alarm_nothing_is_begun_that_cannot_be_recorded(
 
 
 def test_what_strangers_write_holds_nothing_up(desk: Desk, store: AuditStore, folder: Path, rabbit: Rabbit) -> None:
-    """It is exported as it is, and told by nobody."""
+    """Foreign messages in the stream are exported unchanged, and not listed."""
     publish(rabbit, "\x00{", at_ms="soon")
     publish(rabbit, "[]", at_ms=-5)
     store.record(said("ours"))

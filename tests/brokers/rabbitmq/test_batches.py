@@ -52,7 +52,7 @@ class Producer:
         return [str(each.id) for each in made.results]
 
     def taken(self, queue: str = QUEUE) -> list[dict[str, Any]]:
-        """The headers of what lies in a queue, the oldest first; it is empty then."""
+        """The headers of all messages of a queue, the oldest first; the messages are removed."""
         found = []
         with self.rabbit.connection() as connection:
             channel = connection.default_channel
@@ -74,7 +74,7 @@ def producer(rabbit: Rabbit) -> Iterator[Producer]:
 
 
 def test_a_group_is_on_the_broker_when_it_has_returned(producer: Producer) -> None:
-    """All of it, in its order, each recorded once, though the app has asked for no confirmations."""
+    """All of it is there, in order, each task recorded once, although the app has not switched confirms on."""
     ids = producer.group(1100)
     assert producer.rabbit.depth(QUEUE) == 1100
     headers = producer.taken()
@@ -99,7 +99,7 @@ def test_a_block_publishes_at_its_end_and_mixes_with_what_goes_at_once(producer:
 
 
 def test_a_message_for_an_exchange_of_the_apps_opens_its_life_in_the_worker(producer: Producer) -> None:
-    """As one by one: nobody here knows which queues it reaches."""
+    """As without a batch: the producer does not know which queues it reaches."""
     with producer.rabbit.connection() as connection:
         channel = connection.default_channel
         channel.exchange_declare("twins", "fanout", durable=True, auto_delete=False)
@@ -112,7 +112,7 @@ def test_a_message_for_an_exchange_of_the_apps_opens_its_life_in_the_worker(prod
 
 
 def test_what_the_broker_refuses_is_named_and_the_rest_is_published(producer: Producer) -> None:
-    """A queue that is full and rejects: as many as it has room for."""
+    """The queue is full and rejects: it takes as many as it has room for."""
     with producer.rabbit.connection() as connection:
         arguments = {"x-max-length": 5, "x-overflow": "reject-publish"}
         connection.default_channel.queue_declare("brief", durable=True, auto_delete=False, arguments=arguments)
@@ -129,7 +129,7 @@ def test_what_the_broker_refuses_is_named_and_the_rest_is_published(producer: Pr
 
 
 def test_tasks_that_the_outcome_log_refuses_to_record_are_published_as_one_by_one(producer: Producer) -> None:
-    """Their caller hears of no failure, for it would publish them again: a line of the log says that they are not recorded."""
+    """The caller gets no error, because it would publish them again; a log line says that they are not recorded."""
     with producer.rabbit.connection() as connection:
         arguments = {"x-max-length": 1, "x-overflow": "reject-publish"}
         connection.default_channel.queue_declare(OUTCOMES, durable=True, auto_delete=False, arguments=arguments)
@@ -145,7 +145,7 @@ def test_tasks_that_the_outcome_log_refuses_to_record_are_published_as_one_by_on
 
 
 def test_an_exchange_that_is_missing_is_said_and_the_next_batch_has_a_channel(producer: Producer) -> None:
-    """The broker closes the channel of the batch, and no other."""
+    """The broker closes only the channel of this batch; the caller gets the error."""
     with pytest.raises(NotFound):
         producer.group(2, exchange="nowhere", routing_key="x", declare=[], retry=False)
     ids = producer.group(3)
@@ -154,14 +154,14 @@ def test_an_exchange_that_is_missing_is_said_and_the_next_batch_has_a_channel(pr
 
 @pytest.fixture
 def proxy(rabbit: Rabbit) -> Iterator[Proxy]:
-    """What lies between a producer and its broker."""
+    """The proxy between a producer and its broker."""
     made = Proxy(rabbit.node.port).start()
     yield made
     made.stop()
 
 
 def test_a_connection_that_is_cut_while_a_batch_is_confirmed_loses_nothing(rabbit: Rabbit, proxy: Proxy) -> None:
-    """It is published again by Celery's policy: each task is there once at least, each event once."""
+    """Celery's retry policy publishes the batch again: each task is there at least once, each event once."""
     producer = Producer(rabbit, url=rabbit.url.replace(f":{rabbit.node.port}/", f":{proxy.port}/"))
     producer.group(2)
     producer.taken()
@@ -177,7 +177,7 @@ def test_a_connection_that_is_cut_while_a_batch_is_confirmed_loses_nothing(rabbi
 
 
 def test_a_broker_that_is_gone_is_celerys_error(rabbit: Rabbit) -> None:
-    """Each that is not confirmed is named."""
+    """The error names each task that was not confirmed."""
     proxy = Proxy(rabbit.node.port).start()
     producer = Producer(rabbit, url=rabbit.url.replace(f":{rabbit.node.port}/", f":{proxy.port}/"))
     producer.group(2)
@@ -205,13 +205,13 @@ def interrupts(_: int, frame: Any) -> None:
 
 
 def ring(is_over: threading.Event) -> None:
-    """Send this process a signal ten times a second; no alarm, which the timeout of a test takes for itself."""
+    """Send this process a signal ten times a second; not SIGALRM, which pytest's timeout uses."""
     while not is_over.wait(0.1):
         os.kill(os.getpid(), signal.SIGUSR1)
 
 
 def test_nothing_is_written_behind_a_batch_that_was_half_written(rabbit: Rabbit, proxy: Proxy) -> None:
-    """It would be the batch's own bytes for the broker, and lost: what comes next has another connection."""
+    """The broker would take later bytes for the rest of the batch, and they would be lost: the next batch uses a new connection."""
     producer = Producer(rabbit, url=rabbit.url.replace(f":{rabbit.node.port}/", f":{proxy.port}/"))
     producer.group(2)
     producer.taken()
@@ -235,7 +235,7 @@ def test_nothing_is_written_behind_a_batch_that_was_half_written(rabbit: Rabbit,
 
 @pytest.mark.full
 def test_a_blocked_broker_confirms_nothing_and_the_caller_hears_so(private_rabbit: Rabbit) -> None:
-    """After `confirm_timeout`; the same batch is not sent again."""
+    """The caller gets an error after `confirm_timeout`; the batch is not sent again."""
     producer = Producer(private_rabbit)
     producer.group(2)
     private_rabbit.node.evaluate("rabbit_alarm:set_alarm({{resource_limit, memory, node()}, []}).")

@@ -93,7 +93,7 @@ def floor(rabbit_node: Node) -> Iterator[Floor]:
 @pytest.mark.parametrize(
     ("name", "queue", "exchange", "routing_key"),
     [
-        ("topic", "orders", "shop", "orders.#"),  # what Celery publishes with, where it is told neither queue nor key
+        ("topic", "orders", "shop", "orders.#"),  # what Celery publishes with, if it is given neither queue nor key
         ("topic of another key", "orders", "shop", "orders.eu.big"),
         ("topic", "audit", "shop", "orders.#"),
         ("direct", "mails", "post", "mail"),
@@ -104,7 +104,7 @@ def floor(rabbit_node: Node) -> Iterator[Floor]:
 def test_a_letter_knows_the_exchange_and_the_key_it_was_published_with(
     floor: Floor, name: str, queue: str, exchange: str, routing_key: str
 ) -> None:
-    """However often it was moved since, so that it can go back to exactly them; each of two bound queues has a life of its own."""
+    """They survive every move, so that a dead letter can go back to them; each of two bound queues has a life of its own."""
     assert floor.ended(name, "dead_lettered", queue).attempt == 2
     letter = floor.letter(name, f"DLQ.{queue}")
     envelope = Envelope.of(letter["headers"])
@@ -113,7 +113,7 @@ def test_a_letter_knows_the_exchange_and_the_key_it_was_published_with(
 
 
 def test_a_redelivery_goes_to_its_own_queue_alone(floor: Floor) -> None:
-    """Two queues of one topic exchange: two deliveries in each, and none of the other's."""
+    """Two queues of one topic exchange: each has its own two deliveries, and none of the other queue's."""
     for queue in ("orders", "audit"):
         floor.ended("topic", "dead_lettered", queue)
     assert len(floor.shop.runs(floor.ids["topic"])) == 4
@@ -121,7 +121,7 @@ def test_a_redelivery_goes_to_its_own_queue_alone(floor: Floor) -> None:
 
 @pytest.mark.parametrize("queue", ["mails", "eu.mails"])
 def test_a_copy_is_sent_once_and_lives_by_itself(floor: Floor, queue: str) -> None:
-    """RabbitMQ's `CC` header: neither a redelivery nor a death sends copies again; each letter goes back to its own queue."""
+    """RabbitMQ's `CC` header: redeliveries and deaths send no copies again; each dead letter goes back to its own queue."""
     for each in ("mails", "eu.mails"):
         floor.ended("copied", "dead_lettered", each)
     events = [event for event in floor.shop.events_of(floor.ids["copied"]) if event.queue == queue]
@@ -147,7 +147,7 @@ def test_properties_and_priority_survive_every_move(floor: Floor) -> None:
 
 @pytest.mark.parametrize(("queue", "kind"), [("orders", "quorum"), ("mails", "classic")])
 def test_a_dead_letter_queue_is_of_the_type_of_its_origin(floor: Floor, queue: str, kind: str) -> None:
-    """Declared durable; whoever declares it otherwise is refused."""
+    """It is declared durable; another program that declares it otherwise gets an error."""
     floor.ended({"orders": "topic", "mails": "direct"}[queue], "dead_lettered", queue)
     other = {"quorum": "classic", "classic": "quorum"}[kind]
     with floor.rabbit.connection() as connection, pytest.raises(amqp.PreconditionFailed, match="x-queue-type"):
@@ -155,7 +155,7 @@ def test_a_dead_letter_queue_is_of_the_type_of_its_origin(floor: Floor, queue: s
 
 
 def test_what_celery_has_delayed_itself_is_not_delayed_twice(floor: Floor) -> None:
-    """A quorum queue of a topic exchange: the message comes when it is due, and runs at once, after its time."""
+    """On a quorum queue of a topic exchange, Celery delays it by itself: it arrives when it is due, and runs at once."""
     floor.ended("native delay", "succeeded", "orders")
     outcomes = [each.outcome for each in floor.shop.events_of(floor.ids["native delay"]) if each.queue == "orders"]
     assert outcomes == ["received", "succeeded"]
@@ -164,7 +164,7 @@ def test_what_celery_has_delayed_itself_is_not_delayed_twice(floor: Floor) -> No
 
 @pytest.mark.parametrize(("name", "queue"), [("direct delay", "mails"), ("like-named delay", "eu.mails")])
 def test_a_delay_works_with_direct_exchanges_and_reaches_one_queue(floor: Floor, name: str, queue: str) -> None:
-    """Celery's own delay does not; and what waits for `eu.mails` does not come to `mails` as well."""
+    """Celery's own delay does not work there. A message that waits for `eu.mails` is not delivered to `mails` as well."""
     floor.ended(name, "succeeded", queue)
     assert floor.shop.outcomes_of(floor.ids[name]) == ["published", "deferred", "succeeded"]
     (run,) = floor.shop.runs(floor.ids[name])
@@ -179,7 +179,7 @@ def test_a_task_that_retries_itself_stays_in_its_queue(floor: Floor) -> None:
 
 
 def test_a_publication_straight_to_a_queue_is_recorded(floor: Floor) -> None:
-    """With confirms, too; what an exchange may have brought to several queues opens its life in each of them."""
+    """This works with confirms, too. A message that an exchange may bring to several queues opens its life in each of them."""
     floor.ended("to a queue", "dead_lettered", "mails")
     assert floor.shop.outcomes_of(floor.ids["to a queue"])[0] == "published"
     floor.ended("direct", "dead_lettered", "mails")
@@ -188,7 +188,7 @@ def test_a_publication_straight_to_a_queue_is_recorded(floor: Floor) -> None:
 
 
 def test_a_publication_is_dated_where_the_policy_of_a_queue_needs_it(rabbit: Rabbit) -> None:
-    """Straight to the queue, and through an exchange that may bring it there; nowhere else."""
+    """Both straight to the queue and through an exchange that may lead there; other publications get no date."""
     app = Celery("dated", broker=rabbit.url, set_as_current=False)
     app.conf.task_queues = [Queue("brief", Exchange("post", "topic"), routing_key="mail.#"), Queue("plain"), Queue("calm")]
     Redelivery(app, {"queues": {"brief": {"max_time_to_live": 5}, "plain": {"delivery_delay": 5}}})
@@ -208,7 +208,7 @@ def test_a_publication_is_dated_where_the_policy_of_a_queue_needs_it(rabbit: Rab
 
 
 def test_the_bytes_of_a_message_are_made_only_where_it_moves_on(rabbit: Rabbit, folder: Path) -> None:
-    """What succeeds costs no envelope; what fails has one made."""
+    """A success encodes no envelope; a failure encodes one."""
     server: Any = rabbit
     shop = Shop(server, folder, settings=SETTINGS, module="tests.support.rabbitmq.bytes_shop")
     try:

@@ -1,4 +1,4 @@
-"""What RabbitMQ itself ends, by the arguments of a queue, comes into the books; and the recipe of a queue that vanishes."""
+"""Messages that RabbitMQ itself ends, by the arguments of a queue, get into the books; and a recipe for expiring queues."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SETTINGS = {"queues": {"timed": {"expiry_queue": "gone"}, "unkept": {"dead_lette
 
 
 def declared(rabbit: Rabbit) -> Celery:
-    """An app whose queues let RabbitMQ end messages; the queues are there, and so is the one that takes what dies."""
+    """An app whose queues let RabbitMQ end messages; these queues exist, and so does the one that receives the dead messages."""
     app = Celery("ended", broker=rabbit.url, set_as_current=False)
     app.conf.update(task_queues=QUEUES, task_default_queue="timed", broker_transport_options={"confirm_publish": True})
     Redelivery(app, SETTINGS)
@@ -52,7 +52,7 @@ def declared(rabbit: Rabbit) -> Celery:
 
 
 def reject(rabbit: Rabbit, queue: str, *, times: int = 1, requeue: bool = False) -> None:
-    """Take the next message of a queue, and refuse it; so often."""
+    """Take the next message of a queue and reject it, so many times."""
     with rabbit.connection() as connection:
         channel = connection.default_channel
         for _ in range(times):
@@ -83,7 +83,7 @@ def letters(rabbit: Rabbit, queue: str) -> dict[str, Envelope]:
 
 
 def test_each_reason_of_rabbitmqs_becomes_ours_once(rabbit: Rabbit) -> None:
-    """Time to live, length, rejection, delivery limit: a letter with its record in the DLQ of its queue, and one event."""
+    """For time to live, length, rejection and delivery limit: a dead letter with its record in its queue's DLQ, and one event."""
     app = declared(rabbit)
     sent = {name: app.send_task("shop.pack", queue=name).id for name in ("timed", "bounded", "refused", "limited")}
     app.send_task("shop.pack", queue="bounded")
@@ -96,7 +96,7 @@ def test_each_reason_of_rabbitmqs_becomes_ours_once(rabbit: Rabbit) -> None:
     assert done["reasons"] == {"expired": 1, "max_length": 1, "rejected": 1, "exhausted": 1}
     assert done["targets"] == {"gone": 1, "DLQ.bounded": 1, "DLQ.refused": 1, "DLQ.limited": 1}
     assert imported(rabbit, app, 0)["moved"] == 0
-    [record] = Place.command(app, "audit")  # and none of an import that found nothing
+    [record] = Place.command(app, "audit")  # and no event of an import that found nothing
     assert {name: record[name] for name in ("actor", "why", "act", "acted", "queue", "result")} == {
         "actor": "ana",
         "why": "nightly",
@@ -122,7 +122,7 @@ def test_each_reason_of_rabbitmqs_becomes_ours_once(rabbit: Rabbit) -> None:
 
 
 def test_a_death_that_is_imported_twice_is_one_event(rabbit: Rabbit) -> None:
-    """Two copies of one letter, as after a crash between publishing and acknowledging: one id; a new death has another."""
+    """Two copies of a message, as after a crash between publish and acknowledge, share one event id; a new death has another."""
     app = declared(rabbit)
     message = task_message()
     put(rabbit, "", "refused", message)
@@ -146,7 +146,7 @@ def test_a_death_that_is_imported_twice_is_one_event(rabbit: Rabbit) -> None:
 
 
 def test_what_is_no_death_stays_and_says_why(rabbit: Rabbit) -> None:
-    """No `x-death`, a delay that has ended, a queue that keeps no letters; and a delay before a death counts for nothing."""
+    """No `x-death`, a delay that has ended, or a queue without dead letters; a delay before a death is ignored."""
     app, names = declared(rabbit), AmqpNames()
     with rabbit.connection() as connection:
         declare_delays(connection.connection, names)
@@ -183,7 +183,7 @@ def test_what_is_no_death_stays_and_says_why(rabbit: Rabbit) -> None:
     ],
 )
 def test_a_queue_that_lives_or_is_not_there_is_refused(rabbit: Rabbit, name: str, word: str) -> None:
-    """Exit code 2, and a line; nothing is looked at."""
+    """The import ends with exit code 2 and one line, and reads nothing."""
     app = declared(rabbit)
     put(rabbit, "", "refused", task_message())
     with pytest.raises(AssertionError, match=word):
@@ -193,7 +193,7 @@ def test_a_queue_that_lives_or_is_not_there_is_refused(rabbit: Rabbit, name: str
 
 
 def test_on_redis_there_is_nothing_to_import(server: Server) -> None:
-    """Nothing dies there past us: exit code 2, and a line."""
+    """On Redis no message dies without us: exit code 2, and one line."""
     done = Desk(server).run("dlq", "import", "died")
     assert done.exit_code == 2
     assert "Redis makes no dead letters by itself" in done.output
@@ -215,7 +215,7 @@ def recipe(url: str) -> str:
 
 
 def is_there(rabbit: Rabbit, queue: str) -> bool:
-    """Whether there is this queue; a client who asks for it, if only for its depth, counts as one who uses it."""
+    """Whether the queue exists; asking a queue for its depth would count as using it."""
     names = f'[element(4, amqqueue:get_name(Q)) || Q <- rabbit_amqqueue:list(<<"{rabbit.name}">>)]'
     return rabbit.node.evaluate(f'lists:member(<<"{queue}">>, {names}).') == "true"
 
@@ -228,7 +228,7 @@ def consuming(shop: Shop) -> Worker:
 
 
 def test_the_recipe_of_a_queue_that_vanishes_works_as_it_is_written(rabbit: Rabbit, folder: Path) -> None:
-    """Its consumer is gone: what waited dies into the books, the queue expires; when a consumer is there again, it is redriven."""
+    """When its consumer is gone, waiting messages die into the books and the queue expires; a new consumer gets them redriven."""
     (folder / "recipe.py").write_text(recipe(rabbit.url))
     names: dict[str, Any] = {"__name__": "recipe"}
     exec(compile(recipe(rabbit.url), "recipe.py", "exec"), names)  # noqa: S102 - the document's own

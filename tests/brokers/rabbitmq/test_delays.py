@@ -1,4 +1,4 @@
-"""Delays on RabbitMQ: none ends early, and each ends; what takes too long to wait for is known by the level that it lies in."""
+"""Delays on RabbitMQ: none ends early, and each ends; the level in which a message lies shows how long it still waits."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SECONDS = (1, 2, 5, 61)
 EACH = 100
 #: Of an exchange, by a key, to an exchange or a queue (its kind), of this name.
 Binding = tuple[str, str, str, str]
-#: Where nobody waits for the end.
+#: Delays so long that no test waits for their end.
 LONG = (2**9 + 300, 2**16 + 5000, 2**22 + 5000, MAX_DELAY - 5000)
 
 
@@ -57,7 +57,7 @@ def shop(rabbit: Rabbit, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
 
 @pytest.fixture(scope="module")
 def dues(shop: Shop) -> dict[int, dict[str, float]]:
-    """All are published at once, so that they wait beside each other: for each delay, when each task is due."""
+    """For each delay, when each task is due; all tasks are published at once, so that they wait at the same time."""
     made: dict[int, dict[str, float]] = {seconds: {} for seconds in SECONDS}
     for _ in range(EACH):
         for seconds, of_it in made.items():
@@ -67,7 +67,7 @@ def dues(shop: Shop) -> dict[int, dict[str, float]]:
 
 
 def level_of(seconds: int) -> str:
-    """The queue of the highest bit."""
+    """The queue of the highest bit of this many seconds."""
     return NAMES.level(seconds.bit_length() - 1)
 
 
@@ -78,7 +78,7 @@ def lying(rabbit: Rabbit, queue: str) -> dict[str, tuple[bytes, str]]:
 
 
 def seconds_of(routing_key: str) -> int:
-    """What its bits say."""
+    """The number of seconds that the bits of a routing key encode."""
     return int(routing_key[: 2 * BITS].replace(".", ""), 2)
 
 
@@ -93,7 +93,7 @@ def test_what_waits_for_long_lies_in_the_level_of_its_highest_bit(rabbit: Rabbit
 
 
 def test_what_is_too_long_for_the_levels_waits_in_parts(rabbit: Rabbit, shop: Shop) -> None:
-    """2**28 seconds and more: when its first part is over it is put back, and runs when it is due, not before, once."""
+    """For 2**28 seconds and more: after its first part it is put back, and it runs once, when it is due and not before."""
     task_id = shop.send("ok", countdown=MAX_DELAY + 100_000)
     shop.ended(task_id, "deferred")
     longest = NAMES.level(BITS - 1)
@@ -113,7 +113,7 @@ def test_what_is_too_long_for_the_levels_waits_in_parts(rabbit: Rabbit, shop: Sh
 
 
 def come_out(rabbit: Rabbit, level: str, raw: bytes) -> None:
-    """Its level is over: it comes to its queue, as the broker would send it in eight years."""
+    """Deliver a message from its level to its queue, as the broker would after eight years."""
     with rabbit.connection() as connection:
         channel = connection.connection.channel()
         with Look(connection, level) as look:
@@ -147,7 +147,7 @@ def test_an_operator_may_put_off_what_waits_for_longer_than_the_levels_can(rabbi
 
 @pytest.fixture(scope="module")
 def levels(rabbit: Rabbit, shop: Shop) -> tuple[list[Binding], dict[str, tuple[int, str]]]:
-    """The broker's own bindings (exchange, key, exchange or queue), and of each level's queue its seconds and where it lets go."""
+    """The broker's own bindings (exchange, key, exchange or queue), and for each level's queue its seconds and next exchange."""
     assert shop.workers  # whose start has declared them
     code = (
         "Kind = fun(R) -> element(3, R) end, Name = fun(R) -> element(4, R) end, "
@@ -170,7 +170,7 @@ def levels(rabbit: Rabbit, shop: Shop) -> tuple[list[Binding], dict[str, tuple[i
 @example(seconds=61)
 @example(seconds=MAX_DELAY - 1)
 def test_the_levels_on_its_way_add_up_to_a_delay(levels: tuple[list[Binding], dict[str, tuple[int, str]]], seconds: int) -> None:
-    """By the bindings and times to live that the broker has: one way, whose levels' seconds are the delay, to its queue alone."""
+    """By the broker's bindings and times to live there is exactly one way to the queue, and its levels add up to the delay."""
     bindings, queues = levels
     place, key, waited = level_of(seconds), delay_key("celery", seconds), 0
     for _ in range(2 * BITS):
@@ -184,7 +184,7 @@ def test_the_levels_on_its_way_add_up_to_a_delay(levels: tuple[list[Binding], di
 
 
 def matches(pattern: str, key: str) -> bool:
-    """Whether a topic exchange's pattern is this key's: `*` one word, `#` any number."""
+    """Whether a topic exchange's pattern matches this key: `*` is one word, `#` any number of words."""
     words = [{"*": "[^.]+", "#": ".*"}.get(word, re.escape(word)) for word in pattern.split(".")]
     return re.fullmatch(r"\.".join(words), key) is not None
 

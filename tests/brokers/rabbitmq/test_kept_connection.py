@@ -1,4 +1,4 @@
-"""The connection that is kept for questions: the same from one to the next, and never one that is of no use."""
+"""The connection that is kept for questions to the broker: reused for the next question, and replaced when it is broken."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def counted(rabbit: Rabbit) -> Iterator[Counted]:
 
 
 def ours(rabbit: Rabbit) -> str:
-    """All connections of this virtual host, for Erlang; one that ends meanwhile is none."""
+    """An Erlang expression for all live connections of this virtual host."""
     there = f'[{{vhost, <<"{rabbit.name}">>}}] =:= (catch rabbit_reader:info(C, [vhost]))'
     return f"[C || C <- rabbit_networking:connections(), {there}]"
 
@@ -68,14 +68,14 @@ def clients(rabbit: Rabbit) -> int:
 
 
 def test_one_question_after_the_other_has_the_same_connection(counted: Counted) -> None:
-    """Also when the broker has refused what was asked for."""
+    """Even if the broker has refused a question."""
     for _ in range(3):
         counted.ask()
     assert len(counted.made) == 1
 
 
 def test_a_question_that_fails_gives_the_next_one_a_new_connection(counted: Counted, rabbit: Rabbit) -> None:
-    """What it left open on the old one is closed with it."""
+    """Whatever the failed question left open is closed with the old connection."""
     with rabbit.connection() as connection:
         connection.default_channel.queue_declare("there", durable=True)
     with pytest.raises(PreconditionFailed), counted.kept.asking() as connection:
@@ -88,7 +88,7 @@ def test_a_question_that_fails_gives_the_next_one_a_new_connection(counted: Coun
 def test_a_connection_that_the_broker_has_closed_or_that_is_old_is_not_used_again(
     counted: Counted, rabbit: Rabbit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The next question has an answer at once, and no error."""
+    """The next question gets a new connection, and so its answer at once and without an error."""
     counted.ask()
     rabbit.node.evaluate(f'[rabbit_networking:close_connection(C, "bye") || C <- {ours(rabbit)}], ok.')
     # RabbitMQ says so at once, and then waits half a minute for an answer.
@@ -101,7 +101,7 @@ def test_a_connection_that_the_broker_has_closed_or_that_is_old_is_not_used_agai
 
 
 def test_a_pool_that_takes_poll_away_keeps_its_connection_too(counted: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Eventlet does."""
+    """Eventlet removes `poll`."""
     for name in ("poll", "epoll"):
         monkeypatch.delattr(select, name)
     monkeypatch.setattr(selectors, "DefaultSelector", selectors.SelectSelector)
@@ -111,7 +111,7 @@ def test_a_pool_that_takes_poll_away_keeps_its_connection_too(counted: Counted, 
 
 
 def test_a_question_that_hangs_holds_up_no_other(counted: Counted, rabbit: Rabbit) -> None:
-    """The other one has a connection of its own, which is closed behind it."""
+    """The second question gets a connection of its own, which is closed afterwards."""
     begun, enough = threading.Event(), threading.Event()
 
     def hang() -> None:
@@ -147,7 +147,7 @@ def test_a_fork_leaves_the_connection_to_its_parent(counted: Counted, rabbit: Ra
 
 
 def test_questions_leave_no_channel_open(rabbit: Rabbit, tmp_path: Path) -> None:
-    """Not if there is no such queue either; all of an operator's questions share one connection, which ends with the transport."""
+    """Also if the queue does not exist. All questions of an operator share one connection, which closes with the transport."""
     desk = Place("rabbit-classic", rabbit, tmp_path).desk()
     before = clients(rabbit)
     tools = broker_of(desk.transport)

@@ -1,4 +1,4 @@
-"""A message of RabbitMQ and its envelope: one into the other and back, without loss; names and events, too. Pure."""
+"""A RabbitMQ message becomes an envelope and a message again, without loss; so do names and events. No broker is needed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.support.hostile import wire
 
 
 def received(message: amqp.Message, **info: Any) -> Any:
-    """The message as a consumer is given it: through py-amqp's own writing, and the reading of our connections."""
+    """The message as a consumer gets it: written by py-amqp, and read as our connections read it."""
     wire = Received()
     wire._load_properties(60, message._serialize_properties(), 0)
     body = message.body.encode() if isinstance(message.body, str) else message.body
@@ -81,7 +81,7 @@ def test_body_and_headers_come_back_as_they_were(body: bytes, headers: dict[str,
     ids=repr,
 )
 def test_what_json_has_no_word_for_comes_back_too(value: Any) -> None:
-    """Bytes, times, decimals, nested; and a table that looks like one of our marks."""
+    """Bytes, times, decimals, also nested; and a table that looks like one of our marks."""
     again = there_and_back(amqp.Message(b"", application_headers={"h": value}))
     assert again.properties["application_headers"] == {"h": value}
 
@@ -95,7 +95,7 @@ def test_what_json_has_no_word_for_comes_back_too(value: Any) -> None:
     ids=repr,
 )
 def test_no_name_of_a_header_takes_ours_away(headers: dict[Any, Any]) -> None:
-    """One named like our mark, or named in no text: what we add stays at each move, and so do the producer's headers."""
+    """A producer's header may be named like our mark, or not be text: each move keeps both our headers and the producer's."""
     raw = envelope_of(received(amqp.Message(b"", application_headers={"mine": 1, **headers})), queue="orders")
     for attempt in (1, 2, 3):
         counted = Attempt(at_ms=1, worker="w", exception="E")
@@ -121,7 +121,7 @@ def said(headers: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("kind", [b"A", b"F"])
 @pytest.mark.parametrize("depth", [MAX_DEPTH - 1, MAX_DEPTH, MAX_DEPTH + 1, 600, 2000, 18_000])
 def test_what_nests_too_deep_is_kept_as_bytes(depth: int, kind: bytes) -> None:
-    """Up to 64 tables and lists in each other are read; what is deeper comes back as it came, beside the headers around it."""
+    """Up to 64 nested tables and lists are decoded; a deeper value stays as bytes, and the other headers are decoded."""
     item = wire.deep(depth, kind)
     message = task_message("deep", x=item, after=1)
     found = received(wire.wired(message))
@@ -135,7 +135,7 @@ def test_what_nests_too_deep_is_kept_as_bytes(depth: int, kind: bytes) -> None:
 
 @pytest.mark.parametrize("name", wire.ODD)
 def test_a_value_that_py_amqp_cannot_read_ends_nothing(name: str) -> None:
-    """It is read, or kept; so is what stands around it, and it can be moved."""
+    """The value is read, or kept as bytes; so are the values around it, and the message can be moved."""
     message = said({"x": wire.ODD[name], "in": {"y": [wire.ODD[name]]}, "after": 1})
     before, after = received(wire.wired(message)), there_and_back(wire.wired(message))
     assert before.properties["application_headers"] == after.properties["application_headers"]
@@ -143,7 +143,7 @@ def test_a_value_that_py_amqp_cannot_read_ends_nothing(name: str) -> None:
 
 
 def test_names_and_properties_that_are_no_text_end_nothing() -> None:
-    """A header's name stays as it is; in a property `?` stands for what is not ASCII, so that it fits where it came from."""
+    """A header's name is kept unchanged; in a property, `?` replaces non-ASCII bytes, so that the length still fits."""
     message = task_message("odd", after=1)
     message["headers"] = {b"\xff": wire.ODD["a time in the year 292 billion"], **message["headers"]}
     again = there_and_back(wire.wired(message, correlation_id=b"\xff" * 255, content_type=b"\xfe", reply_to=b"r"))
@@ -154,7 +154,7 @@ def test_names_and_properties_that_are_no_text_end_nothing() -> None:
 
 
 def test_a_type_that_nobody_knows_hides_what_is_behind_it_alone() -> None:
-    """Its length is not known."""
+    """The length of an unknown type is not known, so what follows it in the table cannot be read."""
     message = task_message("odd", x=b"Z\x00\x01", after=1)
     headers = there_and_back(wire.wired(message)).properties["application_headers"]
     assert (headers["id"], headers[MARK][MARK]) == ("odd", KEPT_RAW)
@@ -162,7 +162,7 @@ def test_a_type_that_nobody_knows_hides_what_is_behind_it_alone() -> None:
 
 
 def test_our_own_header_that_cannot_be_read_counts_as_absent() -> None:
-    """Whatever is in it."""
+    """This holds for any content."""
     found = received(wire.wired(said({HEADER: {"attempt": 5, "x": wire.deep(600)}})))
     assert HEADER not in found.properties["application_headers"]
 
@@ -171,7 +171,7 @@ def test_our_own_header_that_cannot_be_read_counts_as_absent() -> None:
     ("method", "before"), [((60, 60), b"\x02ct" + bytes(8) + b"\x00"), ((60, 71), bytes(9)), ((60, 50), b"\x01\x38\x01\xfe")]
 )
 def test_a_routing_key_that_is_no_text_ends_nothing(method: tuple[int, int], before: bytes) -> None:
-    """A topic exchange lets it through."""
+    """A topic exchange accepts such a key."""
     heard: list[Any] = []
     on_frame = frame_handler(SimpleNamespace(bytes_recv=0), lambda *given: heard.append(given))
     content = struct.pack(">HH", *method) + before + "\x05sh\u00e9p".encode() + b"\x03a\xff."
@@ -181,7 +181,7 @@ def test_a_routing_key_that_is_no_text_ends_nothing(method: tuple[int, int], bef
 
 
 def test_all_properties_come_back() -> None:
-    """Each that a producer may set; whatever we move is persistent."""
+    """All properties that a producer may set survive; a message that we move is persistent."""
     properties = {
         "correlation_id": "c",
         "reply_to": "r",
@@ -198,12 +198,12 @@ def test_all_properties_come_back() -> None:
 
 
 def test_an_absent_priority_stays_absent() -> None:
-    """A queue with priorities takes it for the least; nobody else sees one."""
+    """A queue with priorities treats it as the lowest; in other queues it has no effect."""
     assert "priority" not in there_and_back(amqp.Message(b"x", application_headers={})).properties
 
 
 def test_what_the_broker_wrote_is_taken_off() -> None:
-    """`x-death`, its companions and the count; what merely begins like them stays."""
+    """`x-death`, its companions and the count are removed; headers whose names only begin like them stay."""
     ours = {"x-mine": 1, "x-death-star": 2}
     theirs = {"x-death": [{"count": 1}], "x-first-death-queue": "q", "x-last-death-reason": "expired", "x-delivery-count": 3}
     again = there_and_back(amqp.Message(b"", application_headers={**ours, **theirs}))
@@ -211,7 +211,7 @@ def test_what_the_broker_wrote_is_taken_off() -> None:
 
 
 def test_an_expiration_travels_where_the_broker_does_not_see_it() -> None:
-    """It would throw the message away in silence, and end a delay early; the envelope has it where kombu has it."""
+    """The broker would drop the message silently, and end a delay early; the envelope stores it where kombu does."""
     raw = envelope_of(received(amqp.Message(b"", application_headers={}, expiration="1500")), queue="orders")
     assert opened(raw)["properties"]["expiration"] == "1500"
     moved = received(message_of(raw, target=("", "orders")))
@@ -223,7 +223,7 @@ def test_an_expiration_travels_where_the_broker_does_not_see_it() -> None:
 
 
 def test_where_a_message_was_published_to_is_remembered() -> None:
-    """Through a move to its queue, through a delay of ours, and through one of Celery's own."""
+    """It survives a move to its queue, our delay, and Celery's own delay."""
     raw = envelope_of(received(amqp.Message(b"", application_headers={}), exchange="shop", routing_key="orders.eu"), queue="orders")
     moved = received(message_of(raw, target=("level", delay_key("orders", 5))))
     assert moved.properties["application_headers"][DELIVERED] == {"exchange": "shop", "routing_key": "orders.eu"}
@@ -243,7 +243,7 @@ def test_where_a_message_was_published_to_is_remembered() -> None:
 
 
 def test_the_broker_is_believed_how_often_it_has_handed_over() -> None:
-    """A quorum queue counts; a classic one only marks."""
+    """A quorum queue counts deliveries; a classic one only marks a redelivery."""
 
     def count(headers: dict[str, Any], redelivered: bool) -> int:
         return delivery_count(received(amqp.Message(b"", application_headers=headers), redelivered=redelivered))
@@ -264,7 +264,7 @@ def test_a_delay_key_fits_and_ends_in_one_queues_address(queue: str, seconds: in
 
 
 def test_a_queues_binding_matches_its_own_address_alone() -> None:
-    """`orders` is not given what waits for `eu.orders`: as many words as the bits have, then the name."""
+    """`orders` does not get a message that waits for `eu.orders`: a binding has one word for each bit, and then the name."""
     assert AmqpNames().binding_of("orders") == ".".join(["*"] * BITS + ["orders"])
 
 
@@ -300,13 +300,13 @@ def test_the_ids_of_one_publisher_have_no_gap() -> None:
 
 @pytest.mark.parametrize("body", [b"", b"{}", b"[1]", b'[{"i": "x"}]', b"\xff", json.dumps([{"i": "1-a", ENTRY[0]: "t"}]).encode()])
 def test_what_is_no_event_of_ours_is_refused(body: bytes) -> None:
-    """With what it is; but an empty list holds no event."""
+    """The error says what it is; an empty list is valid, and holds no event."""
     with pytest.raises(EnvelopeError, match="not written by redelivery"):
         events_of(body)
 
 
 def test_headers_that_fill_a_frame_cost_our_history_and_nothing_of_the_producers() -> None:
-    """126,000 bytes: one frame, with room for the rest; below it nothing is touched."""
+    """A frame holds 126,000 bytes of headers, with room for the rest; smaller headers are not touched."""
     envelope = Envelope(
         attempt=20,
         first_seen_ms=1,

@@ -1,4 +1,4 @@
-"""The private RabbitMQ node: what is left of it once it was ended, or once the process that started it was."""
+"""The private RabbitMQ node: no process of it is left when it was ended, or when the process that started it was killed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.running import ROOT, until
 if TYPE_CHECKING:
     from pathlib import Path
 
-#: An epmd that takes its time, as on a loaded machine: a node that looks for one beforehand finds none.
+#: An epmd that starts slowly, as on a loaded machine, so that a node finds none at first.
 SLOW = """\
 #!/bin/sh
 sleep 3
@@ -43,7 +43,7 @@ def _needed() -> None:
 
 
 def listening(ports: tuple[int, ...]) -> list[int]:
-    """Those of the ports at which somebody listens."""
+    """The given ports on which a process listens."""
     found = []
     for port in ports:
         with socket.socket() as asking:
@@ -55,7 +55,7 @@ def listening(ports: tuple[int, ...]) -> list[int]:
 @pytest.mark.full
 @pytest.mark.slow
 def test_a_node_that_ends_leaves_no_epmd_even_where_its_own_was_slow(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Erlang starts an epmd of its own where it finds none, and that one is nobody's child."""
+    """If Erlang finds no epmd, it starts one, and that process is no child of ours."""
     slow = folder / "bin" / EPMD
     slow.parent.mkdir()
     slow.write_text(SLOW.format(epmd=shutil.which(EPMD)))
@@ -68,7 +68,7 @@ def test_a_node_that_ends_leaves_no_epmd_even_where_its_own_was_slow(folder: Pat
 
 
 def test_a_killed_process_takes_its_node_and_epmd_with_it(folder: Path) -> None:
-    """A process that is killed ends nothing: what it has started ends by itself."""
+    """A killed process cannot clean up: the node and epmd that it started end by themselves."""
     command = [sys.executable, "-c", STARTS, str(folder / "node")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as starting:
         assert starting.stdout is not None

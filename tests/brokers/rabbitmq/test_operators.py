@@ -63,7 +63,7 @@ def fill(place: Place, count: int) -> None:
 
 @TYPES
 def test_looks_of_any_length_keep_the_order(rabbit: Rabbit, tmp_path: Path, kind: str) -> None:
-    """More letters than a broker keeps in order by itself; short looks after long ones; every look begins at the oldest."""
+    """With more dead letters than the broker keeps in order by itself, short looks after long ones still begin at the oldest."""
     place, count = place_of(rabbit, tmp_path, kind), 150
     fill(place, count)
     with rabbit.connection() as connection:
@@ -74,7 +74,7 @@ def test_looks_of_any_length_keep_the_order(rabbit: Rabbit, tmp_path: Path, kind
 
 
 def test_a_quorum_queue_counts_looks_and_a_classic_one_marks(rabbit: Rabbit, tmp_path: Path) -> None:
-    """What `--help` says that a look costs: so it is on this broker."""
+    """`--help` says what a look costs on each type of queue; this broker behaves like that."""
     for kind, after in (("classic", 1), ("quorum", 3)):
         name = f"DLQ.{kind}"
         place_of(rabbit, tmp_path, kind).put(letter(), name=name)
@@ -88,7 +88,7 @@ def test_a_quorum_queue_counts_looks_and_a_classic_one_marks(rabbit: Rabbit, tmp
 
 @TYPES
 def test_a_looker_that_dies_loses_nothing(rabbit: Rabbit, tmp_path: Path, kind: str) -> None:
-    """Its connection is cut while it holds every letter, and has taken two: the others are back."""
+    """Its connection is cut while it holds every dead letter and has taken two: the others are back."""
     fill(place_of(rabbit, tmp_path, kind), 20)
     connection = rabbit.connection()
     look = Look(connection, LETTERS)
@@ -105,7 +105,7 @@ def test_a_looker_that_dies_loses_nothing(rabbit: Rabbit, tmp_path: Path, kind: 
 
 @TYPES
 def test_letters_that_were_taken_stay_away(rabbit: Rabbit, tmp_path: Path, kind: str) -> None:
-    """Two hundred acknowledgements, one behind the other, and the channel closed at once: none comes back."""
+    """Two hundred acknowledgements, and the channel closes at once: none of the dead letters comes back."""
     fill(place_of(rabbit, tmp_path, kind), 200)
     with rabbit.connection() as connection:
         with Look(connection, LETTERS) as look:
@@ -116,7 +116,7 @@ def test_letters_that_were_taken_stay_away(rabbit: Rabbit, tmp_path: Path, kind:
 
 
 def test_a_command_waits_for_the_look_of_a_worker(rabbit: Rabbit, tmp_path: Path) -> None:
-    """It would see none of the dead letters that the worker looks at."""
+    """Otherwise the command would not see the dead letters that the worker holds for its look."""
     place, moved = place_of(rabbit, tmp_path), []
     desk = place.desk()
     fill(place, 20)
@@ -133,7 +133,7 @@ def test_a_command_waits_for_the_look_of_a_worker(rabbit: Rabbit, tmp_path: Path
 
 
 def test_a_command_that_sees_fewer_says_so(rabbit: Rabbit, tmp_path: Path) -> None:
-    """Another command looks already, which may take hours: what it holds is not hidden in silence."""
+    """Another command holds some dead letters, perhaps for hours: a log line says how many were not seen."""
     place = place_of(rabbit, tmp_path)
     fill(place, 20)
     store = AmqpLetterStore(cast("Any", place.desk().transport))
@@ -149,7 +149,7 @@ def test_a_command_that_sees_fewer_says_so(rabbit: Rabbit, tmp_path: Path) -> No
 
 
 def test_a_letter_goes_back_to_its_exchange_and_routing_key(rabbit: Rabbit, tmp_path: Path) -> None:
-    """A topic exchange with two queues: the key that it came by decides again; `--to` goes to one queue alone."""
+    """On a topic exchange with two queues, its original key decides again; `--to` sends it to one queue only."""
     place = place_of(rabbit, tmp_path)
     desk = place.desk()
     topic = Exchange("shop", type="topic")
@@ -174,7 +174,7 @@ def test_a_letter_goes_back_to_its_exchange_and_routing_key(rabbit: Rabbit, tmp_
 
 @TYPES
 def test_a_letter_whose_queue_is_gone_stays_and_says_why(rabbit: Rabbit, tmp_path: Path, kind: str) -> None:
-    """Unroutable is not lost: nothing is recorded, the letter lies where it lay, and the command says what to do."""
+    """Nothing is recorded, the dead letter stays in its place, and the command says what to do."""
     place = place_of(rabbit, tmp_path, kind)
     desk = place.desk()
     fill(place, 3)
@@ -190,7 +190,7 @@ def test_a_letter_whose_queue_is_gone_stays_and_says_why(rabbit: Rabbit, tmp_pat
 
 
 def test_a_letter_whose_exchange_is_gone_stays_and_the_others_go(rabbit: Rabbit, tmp_path: Path) -> None:
-    """One letter's exchange was deleted; its neighbours are sent back all the same."""
+    """The exchange of one dead letter was deleted; the others are sent back."""
     place = place_of(rabbit, tmp_path)
     desk = place.desk()
     desk.app.amqp.queues.add(Queue(QUEUE, Exchange("deleted"), routing_key="x"))
@@ -206,7 +206,7 @@ def test_a_letter_whose_exchange_is_gone_stays_and_the_others_go(rabbit: Rabbit,
 
 
 def record(rabbit: Rabbit, count: int, *, after: int = 0) -> None:
-    """So many events, five in a message, and a message of somebody else among them; `after` so many others."""
+    """So many events, five in a message, and then one foreign message; `after` is the number of earlier events."""
     with rabbit.connection() as connection:
         channel = connection.connection.channel()
         declare_outcomes(connection.connection, AmqpNames(), 2**20)
@@ -223,7 +223,7 @@ def record(rabbit: Rabbit, count: int, *, after: int = 0) -> None:
 def test_an_export_that_dies_before_it_acknowledges_is_done_again(
     rabbit: Rabbit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The files were written, the events are still in the log: the next export writes them again, under the same ids."""
+    """The files were written, but the events are still in the log: the next export writes them again, with the same ids."""
     record(rabbit, 20)
     names = AmqpNames()
 
@@ -244,7 +244,7 @@ def test_an_export_that_dies_before_it_acknowledges_is_done_again(
 
 
 def test_an_export_in_small_batches_has_every_event_once(rabbit: Rabbit, tmp_path: Path) -> None:
-    """Each batch is acknowledged by itself, and ends with a whole message of the log."""
+    """Each batch is acknowledged separately, and ends with a whole message of the log."""
     record(rabbit, 50)
     names = AmqpNames()
     with rabbit.connection() as connection:
@@ -255,7 +255,7 @@ def test_an_export_in_small_batches_has_every_event_once(rabbit: Rabbit, tmp_pat
 
 
 def test_what_left_the_log_unexported_is_a_gap(rabbit: Rabbit, tmp_path: Path) -> None:
-    """Ten events go at the log's head between two exports: ten are reported; nothing is, where all are there."""
+    """Ten events vanish from the log's head between two exports: the export reports ten, and nothing if all are there."""
     names = AmqpNames()
     for gone, lost in ((0, []), (2, [10])):
         record(rabbit, 20, after=20 * bool(gone))
@@ -270,8 +270,8 @@ def test_what_left_the_log_unexported_is_a_gap(rabbit: Rabbit, tmp_path: Path) -
 
 
 def test_an_announcement_that_did_not_arrive_is_no_gap(rabbit: Rabbit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its connection is cut just after an export; Celery publishes the task again, and its event with it: nothing left the log."""
-    monkeypatch.setattr(amqp_gaps, "YOUNG_MS", -60_000)  # as if a minute had gone
+    """The connection is cut after an export. Celery publishes the task and its event again: nothing is missing from the log."""
+    monkeypatch.setattr(amqp_gaps, "YOUNG_MS", -60_000)  # as if a minute had passed
     monkeypatch.setattr(amqp_channel, "NUMBERS", Numbering())  # as in a process that has published nothing yet
     proxy, names = Proxy(rabbit.node.port).start(), AmqpNames()
     app = Celery("cut", broker=rabbit.url.replace(f":{rabbit.node.port}/", f":{proxy.port}/"), set_as_current=False)
@@ -295,7 +295,7 @@ def test_an_announcement_that_did_not_arrive_is_no_gap(rabbit: Rabbit, tmp_path:
 
 
 def test_of_two_exports_at_once_one_is_refused(rabbit: Rabbit, tmp_path: Path) -> None:
-    """It says so; and when the first has ended, the next may go."""
+    """The second export says why; when the first has ended, the next one may run."""
     record(rabbit, 5)
     names = AmqpNames()
     with rabbit.connection() as one:
@@ -322,7 +322,7 @@ def hears(listener: Listening, heard: list[Event], count: int) -> bool:
 
 
 def test_whoever_listens_takes_nothing_from_the_log(rabbit: Rabbit) -> None:
-    """Two listeners hear every event; the log still has all of its messages."""
+    """Two listeners receive every event; the log still has all of its messages."""
     names = AmqpNames()
     with rabbit.connection() as one, rabbit.connection() as other:
         listeners = [Listening(one, names), Listening(other, names)]
@@ -334,7 +334,7 @@ def test_whoever_listens_takes_nothing_from_the_log(rabbit: Rabbit) -> None:
 
 
 def test_whoever_follows_is_told_each_event_as_it_comes(rabbit: Rabbit) -> None:
-    """`outcomes tail -f`: from now on, in their order."""
+    """`outcomes tail -f` shows the events from now on, in their order."""
     with rabbit.connection() as connection:
         following = Listening(connection, AmqpNames()).follow()
         record(rabbit, 10)
@@ -342,7 +342,7 @@ def test_whoever_follows_is_told_each_event_as_it_comes(rabbit: Rabbit) -> None:
 
 
 def test_a_worker_exports_the_log_by_itself(rabbit: Rabbit, tmp_path: Path) -> None:
-    """`outcome_export` in the settings: the events are in files, and no longer in the log."""
+    """With `outcome_export` in the settings, events go from the log into files."""
     place = place_of(rabbit, tmp_path)
     shop = place.shop(settings={"outcome_export": str(tmp_path / "events"), "outcome_export_every": 1})
     shop.start(pool="threads", concurrency=1)
@@ -365,7 +365,7 @@ def exported(folder: Path) -> set[str]:
 
 
 def test_what_waits_to_be_run_is_counted_and_listed_only_when_asked(rabbit: Rabbit, tmp_path: Path) -> None:
-    """`inventory export`: a number and a warning; with `--look`, rows; `task show` says what it did not look at."""
+    """`inventory export` gives a count and a warning, and rows with `--look`; `task show` says what it did not look at."""
     place = place_of(rabbit, tmp_path)
     desk = place.desk()
     task_id = desk.app.send_task("desk.pack").id

@@ -1,4 +1,4 @@
-"""How fast a worker on RabbitMQ may go without losing anything: acknowledgements in batches, reading ahead, a safe end."""
+"""How fast a worker on RabbitMQ may work without losing messages: batched acknowledgements, reading ahead, a safe end."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from tests.support.rabbit import Rabbit
 
-#: What happens to the deliveries of a channel: some of them end together, or somebody else answers one of them.
+#: What happens to the deliveries of a channel: some end together, or another caller answers one of them directly.
 HAPPENS = st.lists(
     st.one_of(
         st.tuples(st.just("together"), st.lists(st.integers(1, 40), max_size=12)),
@@ -44,7 +44,7 @@ HAPPENS = st.lists(
 
 @given(HAPPENS)
 def test_everything_that_ended_is_acknowledged_once_and_nothing_else(happens: list[tuple[str, list[int]]]) -> None:
-    """Whatever the order, and whoever answers beside us: the broker's own view of 40 deliveries is the oracle."""
+    """In any order, and with other callers beside us; the broker's own view of 40 deliveries is the reference."""
     settled, unanswered = Settled(), set(range(1, 41))
     for what, tags in happens:
         if what != "together":
@@ -62,7 +62,7 @@ def test_everything_that_ended_is_acknowledged_once_and_nothing_else(happens: li
 
 
 def test_what_has_no_gap_before_it_is_one_frame() -> None:
-    """In whatever order it ended; behind a gap each has its own, until the gap is closed."""
+    """The order does not matter; behind a gap each delivery has its own frame until the gap is closed."""
     settled = Settled()
     assert settled.together([3, 1, 2]) == [(3, True)]
     assert settled.together([6, 5]) == [(5, False), (6, False)]
@@ -73,7 +73,7 @@ def test_what_has_no_gap_before_it_is_one_frame() -> None:
 
 @pytest.mark.parametrize(("most", "kept"), [(7, 7), (8, 8), (9, 5)])
 def test_what_is_remembered_behind_a_gap_is_bounded(monkeypatch: pytest.MonkeyPatch, most: int, kept: int) -> None:
-    """At the bound everything is; beyond it the older half goes, and is never taken for unanswered again."""
+    """Up to the bound all are remembered; beyond it the older half is dropped, and never taken for unanswered again."""
     monkeypatch.setattr(amqp_settled, "MAX_BEYOND", 8)
     settled = Settled()
     settled.together(range(2, most + 2))
@@ -95,7 +95,7 @@ def test_a_frame_is_what_py_amqp_writes() -> None:
 
 @pytest.mark.parametrize("kind", ["classic", "quorum"])
 def test_what_was_acknowledged_stays_away_when_the_channel_is_closed(rabbit: Rabbit, opened: Callable[[], Any], kind: str) -> None:
-    """RabbitMQ 3.10 forgets what it has not yet given to a quorum queue: 799 acknowledgements, one by one, and the end."""
+    """RabbitMQ 3.10 forgets acknowledgements that a quorum queue has not processed yet: 799 single ones, and then the close."""
     connection = opened()
     name = filled(connection, kind, 800)
     channel = connection.connection.channel()
@@ -118,7 +118,7 @@ def frame(kind: int, channel: int, payload: bytes) -> bytes:
 
 
 def delivered(message: amqp.Message, channel: int = 3, tag: int = 2**40) -> bytes:
-    """What RabbitMQ sends of this message: three frames, or two where it has no body."""
+    """What RabbitMQ sends for this message: three frames, or two without a body."""
     arguments = struct.pack(">HH", 60, 60) + dumps("sLbss", ("consumer", tag, True, "shop", "orders.eu"))
     head = struct.pack(">HHQ", 60, 0, len(message.body)) + message._serialize_properties()
     return frame(1, channel, arguments) + frame(2, channel, head) + (frame(3, channel, message.body) if message.body else b"")
@@ -126,7 +126,7 @@ def delivered(message: amqp.Message, channel: int = 3, tag: int = 2**40) -> byte
 
 @pytest.mark.parametrize("together", [1, 7, 400, 10_000])
 def test_all_that_has_come_is_dispatched_in_order_however_it_was_cut(together: int) -> None:
-    """So many bytes at a time; other frames between; a handler that raises keeps nobody else's message from being dispatched."""
+    """For any size of pieces and with other frames between them; a handler that raises does not stop the other messages."""
     heard: list[Any] = []
 
     def hear(*arguments: Any) -> None:
@@ -155,7 +155,7 @@ def turn(hub: Hub) -> None:
 
 
 def test_who_waits_is_given_one_at_a_time_and_the_loop_the_rest() -> None:
-    """py-amqp registers a consumer only after its answer: what came with it must wait so long, and must not be forgotten."""
+    """py-amqp registers a consumer after the broker's answer: a message that comes with the answer must wait until then."""
     heard: list[int] = []
     with reading(lambda *arguments: heard.append(arguments[1])) as (connection, far, hub):
         far.sendall(b"".join(delivered(amqp.Message(b"x"), tag=tag) for tag in range(4)))
@@ -171,7 +171,7 @@ def test_who_waits_is_given_one_at_a_time_and_the_loop_the_rest() -> None:
 
 @pytest.mark.parametrize("when", ["ready", "timer", "tick"])
 def test_what_a_callback_of_the_loop_has_left_is_dispatched_in_the_same_turn(when: str) -> None:
-    """Celery drains one message itself when a worker begins: a second one would lie until something else wakes the loop."""
+    """Celery drains one message itself when a worker begins: a second one would otherwise wait for the loop's next wake-up."""
     heard: list[int] = []
     with reading(lambda *arguments: heard.append(arguments[1])) as (connection, far, hub):
         far.sendall(b"".join(delivered(amqp.Message(b"x"), tag=tag) for tag in range(2)))
@@ -187,16 +187,16 @@ def test_what_a_callback_of_the_loop_has_left_is_dispatched_in_the_same_turn(whe
 
 
 def test_a_connection_that_is_collected_leaves_nothing_in_the_loop() -> None:
-    """It is collected twice: by who finds it broken, and by who closes it."""
+    """It is collected twice: by the code that finds it broken, and by the code that closes it."""
     with reading(lambda *_: None) as (connection, _, hub):
         assert len(hub.readers) == 2
         connection.collect()
         connection.collect()
-        assert len(hub.readers) == 1  # the connection's own socket is kombu's to take away
+        assert len(hub.readers) == 1  # kombu removes the connection's own socket
 
 
 def test_a_py_amqp_that_nobody_has_tried_reads_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its inner workings may be others: it is slower then, and right."""
+    """Its internals may differ: reading is slower then, and correct."""
     monkeypatch.setattr(amqp, "__version__", "6.0.0")
     with reading(lambda *_: None) as (connection, _, _):
         assert not connection.reads_ahead
@@ -204,7 +204,7 @@ def test_a_py_amqp_that_nobody_has_tried_reads_by_itself(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("is_on", [True, False])
 def test_reading_ahead_is_switched_off_with_fast_receive(is_on: bool) -> None:
-    """Then py-amqp reads, as for plain Celery."""
+    """py-amqp then reads by itself, as for plain Celery."""
     app = Celery("shop", broker="amqp://", set_as_current=False)
     Redelivery(app, {"fast_receive": is_on})
     with reading(lambda *_: None, is_ahead=False) as (connection, _, hub):

@@ -1,4 +1,4 @@
-"""How many messages a worker on RabbitMQ is handed: a window of the channel moves, a fixed one has a second consumer."""
+"""How many messages a worker on RabbitMQ gets: a prefetch window of the channel can change, a fixed one gets a second consumer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KINDS = pytest.mark.parametrize("kind", first_quick(["classic", "quorum"]))
 
 
 def test_a_window_of_the_channel_is_as_wide_as_it_is_asked_for(rabbit: Rabbit, opened: Callable[[], Any]) -> None:
-    """Wider at once, wider when Celery sets its own, and narrower without anything being taken back."""
+    """It grows at once, also when Celery sets its own, and shrinks without taking messages back."""
     connection = opened()
     name = filled(connection, "classic", 40)
     channel = connection.connection.channel()
@@ -41,14 +41,14 @@ def test_a_window_of_the_channel_is_as_wide_as_it_is_asked_for(rabbit: Rabbit, o
 
 
 def test_a_window_of_each_consumer_is_left_alone(rabbit: Rabbit, opened: Callable[[], Any]) -> None:
-    """RabbitMQ refuses any other on quorum queues, and fixes it when the consumer begins."""
+    """Quorum queues allow only this kind of window, and RabbitMQ fixes it when the consumer begins."""
     connection = opened()
     name = filled(connection, "quorum", 20)
     channel = connection.connection.channel()
     channel.basic_qos(0, 4, a_global=False)
     consumed(connection, channel, name, 4)
     channel.widen(3)
-    channel.queue_declare(name, passive=True)  # whatever was sent before has been heard
+    channel.queue_declare(name, passive=True)  # whatever was sent before has arrived
     assert rabbit.depths()[name] == (16, 4)
 
 
@@ -59,7 +59,7 @@ def test_a_window_of_each_consumer_is_left_alone(rabbit: Rabbit, opened: Callabl
 def test_a_second_consumer_takes_its_own_window_and_leaves_it_when_it_ends(
     rabbit: Rabbit, opened: Callable[[], Any], kind: str
 ) -> None:
-    """Once, however often it is begun; what it was handed is acknowledged as ever, and it may begin again."""
+    """It begins only once, however often it is asked to; its messages are acknowledged as usual, and it may begin again."""
     connection = opened()
     name, other = filled(connection, kind, 40), filled(connection, kind, 40)
     channel = connection.connection.channel()
@@ -81,7 +81,7 @@ def test_a_second_consumer_takes_its_own_window_and_leaves_it_when_it_ends(
 
 @KINDS
 def test_a_second_consumer_is_handed_nothing_while_any_first_has_room(rabbit: Rabbit, opened: Callable[[], Any], kind: str) -> None:
-    """Another worker comes later, and is handed what comes before the first worker's second consumer is; also with a priority."""
+    """A worker that comes later gets messages before the first worker's second consumer does; also with a priority."""
     connection = opened()
     name = filled(connection, kind, 0)
     eager, late = (connection.connection.channel() for _ in range(2))
@@ -102,7 +102,7 @@ def test_a_second_consumer_is_handed_nothing_while_any_first_has_room(rabbit: Ra
 
 @KINDS
 def test_a_second_consumer_goes_with_the_first(opened: Callable[[], Any], kind: str) -> None:
-    """Celery cancels the one that it knows; none begins after that, nor where it has none."""
+    """Celery cancels only the first, which it knows; no second one begins afterwards, or without a first one."""
     connection = opened()
     name = filled(connection, kind, 0)
     channel = connection.connection.channel()
@@ -117,7 +117,7 @@ def test_a_second_consumer_goes_with_the_first(opened: Callable[[], Any], kind: 
 
 
 def test_a_window_of_the_whole_channel_needs_no_second_consumer(opened: Callable[[], Any]) -> None:
-    """It is widened instead."""
+    """The window is widened instead."""
     connection = opened()
     name = filled(connection, "classic", 0)
     channel = connection.connection.channel()
@@ -142,12 +142,12 @@ def consumers(rabbit: Rabbit) -> int:
 
 
 def all_have_run(shop: Shop, ids: set[str]) -> None:
-    """Wait until each has begun."""
+    """Wait until each task has begun."""
     until(lambda: {run["id"] for run in shop.runs()} == ids, what="all to have run")
 
 
 def test_short_tasks_have_a_second_consumer_and_long_ones_have_not(private_rabbit: Rabbit, quorum_shop: Shop) -> None:
-    """Eight are held while tasks are long; while the broker confirms no events, three times as many; and then eight again."""
+    """Eight are held while tasks are long, three times as many while the broker confirms no events, and then eight again."""
     here = quorum_shop
     worker = here.start("--without-heartbeat")
     ids = [here.send("naps", 5) for _ in range(2)] + [here.send("naps", 0) for _ in range(30)]
@@ -165,7 +165,7 @@ def test_short_tasks_have_a_second_consumer_and_long_ones_have_not(private_rabbi
 
 @pytest.mark.slow
 def test_a_worker_that_is_killed_with_a_second_consumer_loses_nothing(rabbit: Rabbit, folder: Path) -> None:
-    """What both consumers held is handed to the next worker; each task has run, and has its end in the books."""
+    """The next worker gets the messages of both consumers; each task has run, and has its end in the books."""
     server: Any = rabbit
     here = Shop(server, folder, conf={"task_default_queue_type": "quorum", "broker_transport_options": {"confirm_publish": True}})
     try:
@@ -185,10 +185,10 @@ def test_a_worker_that_is_killed_with_a_second_consumer_loses_nothing(rabbit: Ra
 
 @pytest.mark.parametrize(("pool", "kind"), first_quick([("gevent", "classic"), ("eventlet", "quorum")]))
 def test_greenlets_are_handed_the_next_task_when_one_has_ended(rabbit: Rabbit, folder: Path, pool: str, kind: str) -> None:
-    """Celery's loop for them comes round after two seconds, and loses a tenth of one for each answer of the broker.
+    """Celery's loop for greenlets wakes up only every two seconds, and loses 0.1 s for each answer of the broker.
 
-    Twenty tasks in twos take three seconds, or twenty where they are acknowledged when the loop comes round; sixty short ones take
-    six seconds, by Celery's own doing, or sixteen where the window is moved.
+    Twenty tasks in twos take three seconds; they took twenty if they were acknowledged when the loop wakes up. Sixty short ones
+    take six seconds, because of Celery itself; they took sixteen if the window is moved.
     """
     if missing(pool):
         (pytest.fail if os.environ.get("CI") else pytest.skip)(missing(pool))

@@ -1,4 +1,4 @@
-"""Batches on Redis: what a group publishes goes in one script, all of it or none of it, and once, however often it is asked for."""
+"""Batches on Redis: one script publishes a group, wholly or not at all, and only once even if it is asked for again."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Producer:
         return [event.task_id for event in self.server.events() if event.outcome == outcome]
 
     def asked(self) -> dict[str, int]:
-        """How often each script of a publication was asked for, and each other command of a producer."""
+        """How often each publication script and each other command of a producer was called."""
         stats = self.client.info("commandstats")
         return {name.removeprefix("cmdstat_"): int(each["calls"]) for name, each in stats.items()}
 
@@ -79,8 +79,8 @@ def producer(any_server: Server) -> Iterator[Producer]:
 
 
 def scripts_of(producer: Producer, publish: Any) -> int:
-    """How many scripts are run while this publishes."""
-    producer.group(2)  # declares the queue, loads the scripts
+    """How many scripts run while this function publishes."""
+    producer.group(2)  # declares the queue, and loads the scripts
     producer.app.send_task(NAME)
     before = producer.asked().get("evalsha", 0)
     publish()
@@ -88,7 +88,7 @@ def scripts_of(producer: Producer, publish: Any) -> int:
 
 
 def bare(event: Event) -> Event:
-    """An event without what is its own."""
+    """An event without its own id and times."""
     return replace(event, event_id="", at_ms=0, task_id="", root_id="")
 
 
@@ -101,7 +101,7 @@ def test_a_group_goes_in_few_scripts_in_its_order_with_its_ids(producer: Produce
 
 
 def test_chunks_and_a_chords_header_go_together_and_a_map_is_one_message(producer: Producer) -> None:
-    """Each in one script, though a chord's body waits for the results."""
+    """Each goes in one script; the body of a chord is published later, when the results are there."""
     app = producer.app
     app.conf.result_backend = producer.server.url
     made = producer.pack.chunks([(number,) for number in range(100)], 4)
@@ -114,7 +114,7 @@ def test_chunks_and_a_chords_header_go_together_and_a_map_is_one_message(produce
 
 
 def test_what_is_published_in_a_batch_is_what_is_published_one_by_one(producer: Producer) -> None:
-    """Message for message and event for event, but for what is each one's own."""
+    """Messages and events are the same, except for ids and times."""
     options: dict[str, Any] = {"priority": 3, "headers": {"tenant": "t"}, "expires": 600, "countdown": 60}
     (first, second) = producer.group(2, **options)
     single = str(producer.pack.apply_async((1,), group_id="g", **options).id)
@@ -133,7 +133,7 @@ def test_what_is_published_in_a_batch_is_what_is_published_one_by_one(producer: 
 
 
 def test_times_that_count_from_now_count_by_the_servers_clock_from_the_publication(producer: Producer) -> None:
-    """In a batch as elsewhere."""
+    """This holds in a batch as it does without one."""
     producer.group(3, countdown=60, expires=600)
     at = {event.task_id: event.at_ms for event in producer.server.events()}
     for each in producer.raw():
@@ -155,7 +155,7 @@ def test_priorities_and_queues_go_together_each_to_its_list(producer: Producer) 
 
 
 def test_a_message_that_goes_to_several_queues_is_recorded_for_each(any_server: Server) -> None:
-    """As one by one: an exchange may have several queues."""
+    """As without a batch: an exchange may have several queues."""
     twins = Exchange("twins", "direct")
     queues = [Queue(name, twins, routing_key="twins") for name in ("left", "right")]
     producer = Producer(any_server, task_queues=[*queues, Queue("celery")])
@@ -169,7 +169,7 @@ def test_a_message_that_goes_to_several_queues_is_recorded_for_each(any_server: 
 
 
 def test_large_messages_go_in_parts_of_a_mebibyte(producer: Producer) -> None:
-    """So that neither the producer nor the script holds more; one that is larger goes alone."""
+    """So neither the producer nor the script holds more than that; a larger message goes alone."""
     assert scripts_of(producer, lambda: producer.group(20, size=100_000)) == 2
     assert scripts_of(producer, lambda: producer.group(3, size=batches.MAX_BYTES)) == 3
 
@@ -178,7 +178,7 @@ def test_large_messages_go_in_parts_of_a_mebibyte(producer: Producer) -> None:
 
 
 def test_nothing_is_published_where_one_list_or_the_log_is_of_another_type(producer: Producer) -> None:
-    """And Celery's error is raised, whichever of them it is."""
+    """The caller gets Celery's error, whichever key has the wrong type."""
     producer.client.set("q3", "no list")
     tasks = [producer.pack.s(number).set(queue=f"q{number}") for number in range(5)]
     with pytest.raises(OperationalError, match="WRONGTYPE"):
@@ -192,7 +192,7 @@ def test_nothing_is_published_where_one_list_or_the_log_is_of_another_type(produ
 
 
 def test_what_fails_in_the_middle_takes_back_what_was_done(producer: Producer) -> None:
-    """The log has room for one more id: the first message was pushed and recorded, the second pushed."""
+    """The log has room for one more id: the first message was pushed and recorded, and the second only pushed."""
     producer.app.send_task(NAME)
     producer.client.delete("redelivery:outcomes")
     producer.client.xadd("redelivery:outcomes", {"t": "x"}, id=LAST_ID)
@@ -204,7 +204,7 @@ def test_what_fails_in_the_middle_takes_back_what_was_done(producer: Producer) -
 
 
 def test_a_full_server_takes_nothing_of_a_batch_and_says_so(producer: Producer) -> None:
-    """As for one message; the line of the log names what was not published."""
+    """As for a single message; a log line names the tasks that were not published."""
     producer.group(2)
     producer.client.config_set("maxmemory", 1)
     with capture_logs() as lines, pytest.raises((OperationalError, ResponseError), match="maxmemory") as raised:
@@ -221,7 +221,7 @@ def test_a_full_server_takes_nothing_of_a_batch_and_says_so(producer: Producer) 
 
 @pytest.fixture
 def proxy(any_server: Server) -> Iterator[Proxy]:
-    """What lies between a producer and its broker."""
+    """The proxy between a producer and its broker."""
     made = Proxy(any_server.socket).start()
     yield made
     made.stop()
@@ -237,7 +237,7 @@ def behind(any_server: Server, proxy: Proxy) -> Iterator[Producer]:
 
 
 def test_a_batch_whose_answer_is_lost_is_published_once(behind: Producer, proxy: Proxy) -> None:
-    """It is asked for again, and the server knows it."""
+    """The producer asks again, and the server recognises the repeat."""
     proxy.swallow_reply(b"redelivery:published:")
     ids = behind.group(20, retry_policy=RETRY)
     assert proxy.swallowed == 1
@@ -245,7 +245,7 @@ def test_a_batch_whose_answer_is_lost_is_published_once(behind: Producer, proxy:
 
 
 def test_a_batch_that_did_not_arrive_is_published_when_it_is_tried_again(behind: Producer, proxy: Proxy) -> None:
-    """By the policy that Celery has for each publication."""
+    """Celery's retry policy for publications applies."""
     proxy.withhold_request(b"redelivery:published:")
     ids = behind.group(20, retry_policy=RETRY)
     assert proxy.withheld == 1
@@ -253,7 +253,7 @@ def test_a_batch_that_did_not_arrive_is_published_when_it_is_tried_again(behind:
 
 
 def test_a_broker_that_goes_away_leaves_whole_batches(producer: Producer) -> None:
-    """What was published before stays, what comes after is not: the caller is told by Celery's own error."""
+    """Earlier batches stay and later ones are not published: the caller gets Celery's own error."""
     (first, *_), server = producer.group(3), producer.server
 
     def numbers() -> Iterator[Any]:
@@ -271,7 +271,7 @@ def test_a_broker_that_goes_away_leaves_whole_batches(producer: Producer) -> Non
 
 
 def test_the_key_of_a_producer_is_one_however_many_batches_it_has_published(producer: Producer) -> None:
-    """And it goes by itself; what a process remembers of its tokens is not its child's."""
+    """The key expires by itself; a forked child does not reuse its parent's tokens."""
     producer.group(3)
     (key,) = producer.client.keys("redelivery:published:*")
     first = int(producer.client.get(key))
@@ -291,7 +291,7 @@ def test_the_key_of_a_producer_is_one_however_many_batches_it_has_published(prod
 
 
 def test_the_same_number_again_changes_nothing_and_the_next_one_does(any_server: Server) -> None:
-    """The script itself, asked by hand."""
+    """The script itself, called by hand."""
     client = any_server.client
     form = ["published", *[""] * 19]
 
@@ -300,7 +300,7 @@ def test_the_same_number_again_changes_nothing_and_the_next_one_does(any_server:
 
     assert [ask(1), ask(1), ask(2), ask(2)] == [b"done", b"already", b"done", b"already"]
     assert client.llen("list") == client.xlen("log") == 2
-    assert ask(1) == b"already"  # it was asked for again meanwhile, and this one has come late
+    assert ask(1) == b"already"  # it was sent again meanwhile, and this call arrives late
     assert client.llen("list") == client.xlen("log") == 2
 
 
@@ -313,7 +313,7 @@ def bounded(server: Server, **fields: Any) -> Producer:
 
 
 def test_a_queue_with_a_bound_takes_a_batch_that_it_has_room_for(any_server: Server) -> None:
-    """In one script; one message more and the oldest die, one by one, as ever."""
+    """It goes in one script; with one message more, the messages go one by one, and the oldest in the queue die."""
     producer = bounded(any_server)
     ids = producer.group(10)
     assert producer.ids() == ids == producer.recorded()
@@ -326,7 +326,7 @@ def test_a_queue_with_a_bound_takes_a_batch_that_it_has_room_for(any_server: Ser
 
 
 def test_a_queue_that_refuses_takes_what_it_has_room_for_and_the_rest_is_named(any_server: Server) -> None:
-    """As Celery's group: what is before the refused one is published, what is behind is not."""
+    """As with Celery's group: messages before the refused one are published, and those after it are not."""
     producer = bounded(any_server, overflow="refuse_publish")
     with capture_logs() as lines, pytest.raises(errors.QueueFull):
         producer.group(14)

@@ -39,14 +39,14 @@ def free_port() -> int:
 
 @dataclass
 class Tls(Asked):
-    """A server that speaks TLS alone, as one user, in one database: what a shop and a desk take for a server."""
+    """A server with TLS only, one user and one database; a shop and a desk use it like a `Server`."""
 
     server: Server
     port: int
     folder: Path
 
     def address(self, authority: str = "ca.pem", database: int = DATABASE) -> str:
-        """Its address, with the certificate authority that vouches for it."""
+        """Its address, with the certificate authority that has signed its certificate."""
         where = f"ssl_cert_reqs=required&ssl_ca_certs={quote(str(self.folder / authority))}"
         return f"rediss://:secret@localhost:{self.port}/{database}?{where}"
 
@@ -57,7 +57,7 @@ class Tls(Asked):
 
     @property
     def client(self) -> Any:
-        """A client in its database, past TLS."""
+        """A client in its database, without TLS."""
         return Redis(unix_socket_path=self.server.socket, db=DATABASE, password="secret")
 
 
@@ -103,7 +103,7 @@ def tls() -> Iterator[Shop]:
 
 @pytest.mark.xdist_group("tls")
 def test_a_life_behind_tls_a_prefix_and_a_database(tls: Shop) -> None:
-    """Tasks succeed, fail and come again, wait in the delay store, die and are redriven, as anywhere."""
+    """Tasks succeed, fail, are redelivered, wait in the delay store, die and are redriven, as without TLS and prefix."""
     tls.ended(tls.send("ok"), "succeeded")
     retried = tls.send("fails", 1)
     tls.ended(retried, "succeeded")
@@ -132,7 +132,7 @@ def test_everything_lies_below_the_prefix_and_in_the_database(tls: Shop) -> None
 
 @pytest.mark.xdist_group("tls")
 def test_a_server_that_a_stranger_vouches_for_is_not_talked_to(tls: Shop) -> None:
-    """Its certificate is verified, by the transitions' own connections, too."""
+    """Its certificate is verified, also by the transitions' own connections."""
     server: Any = tls.server
     app = Celery("stranger", broker=server.address("stranger.pem"), set_as_current=False)
     app.conf.broker_connection_timeout = 5
@@ -143,14 +143,14 @@ def test_a_server_that_a_stranger_vouches_for_is_not_talked_to(tls: Shop) -> Non
 
 @pytest.mark.xdist_group("tls")
 def test_its_password_is_in_no_line(tls: Shop) -> None:
-    """What a worker logs about its broker."""
+    """No log line about the broker contains it."""
     text = tls.workers[0].text
     assert "event=worker.started" in text
     assert "secret" not in text
 
 
 def test_a_server_that_may_evict_is_named_at_start(server: Server) -> None:
-    """Only `noeviction` keeps every message; a server without a bound of its memory evicts nothing."""
+    """Only `noeviction` keeps every message; a server without a memory limit evicts nothing."""
     desk = Desk(server)
     for maxmemory, policy, told in (
         (0, "allkeys-lru", 0),
@@ -198,7 +198,7 @@ def first(one_server: Server) -> Iterator[Shop]:
 @pytest.mark.full
 @pytest.mark.slow
 def test_applications_with_their_own_prefixes_do_not_see_each_other(one_server: Server, first: Shop) -> None:
-    """Same queue, same tasks: none takes the other's messages, recovers the other's workers, or records in the other's log."""
+    """With the same queue and tasks, neither takes the other's messages, recovers its workers, or writes into its log."""
     with application(one_server, "orders", prefix="two:") as second:
         ids = {
             shop.conf["prefix"]: [shop.send("ok"), shop.send("fails"), shop.send("ok", countdown=1.5)] for shop in (first, second)
@@ -215,7 +215,7 @@ def test_applications_with_their_own_prefixes_do_not_see_each_other(one_server: 
         held = second.send("stalls")
         until(lambda: second.runs(held))
         second.workers[0].kill()
-        task_id = first.send("naps", 6)  # two leases of the one that died
+        task_id = first.send("naps", 6)  # two leases of the application whose worker died
         first.ended(task_id, "succeeded")
         assert "presumed_dead" not in first.workers[0].text
         assert one_server.client.hlen("two:unacked") == 1
@@ -223,7 +223,7 @@ def test_applications_with_their_own_prefixes_do_not_see_each_other(one_server: 
 
 @pytest.mark.xdist_group("applications")
 def test_applications_with_one_prefix_share_recovery_and_not_queues(one_server: Server, first: Shop) -> None:
-    """Another queue is not consumed; but what its dead worker held goes back there, by the first one's worker."""
+    """A worker does not consume the other application's queue, but gives back there what a dead worker of it held."""
     with application(one_server, "mails", prefix="one:") as second:
         ours, theirs = first.send("ok"), second.send("ok")
         first.ended(ours, "succeeded")

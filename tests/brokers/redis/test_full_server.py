@@ -1,7 +1,7 @@
-"""A full server (`maxmemory`, noeviction): it takes no more, and whatever frees memory goes on, until it is empty.
+"""A full server (`maxmemory`, noeviction): it refuses additions, but all that frees memory must work, until it is empty.
 
-Redis 7.0 refuses, when it is full, each command that stands in a transaction, and each script that adds before it has freed. Valkey
-9.1 forgives some of that, so all of it is tried on both.
+When it is full, Redis 7.0 refuses each command that stands in a transaction, and each script that adds before it has freed memory.
+Valkey 9.1 allows some of that, so all of it is tried on both.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ def desk(any_server: Server) -> Iterator[Desk]:
 
 
 def fill(server: Server) -> None:
-    """No more fits."""
+    """Fill the server until nothing more fits."""
     server.client.config_set("maxmemory", 1)
     with pytest.raises(RedisError, match="maxmemory"):
         server.client.set("more", "x")
 
 
 def test_a_worker_starts_works_and_stops_on_a_full_server(any_server: Server, folder: Path) -> None:
-    """It declares and binds its queues, runs what is there, buries what fails, and leaves nothing behind."""
+    """It declares and binds its queues, runs the tasks, dead-letters those that fail, and leaves nothing behind."""
     here = Shop(any_server, folder, settings={"queues": {"#": {"max_delivery_attempts": 1}}})
     ids = [here.send("ok") for _ in range(8)]
     doomed = here.send("fails", 1)
@@ -64,14 +64,14 @@ def test_a_worker_starts_works_and_stops_on_a_full_server(any_server: Server, fo
     assert worker.stop(seconds=60) == 0
     assert here.leftovers() == {}
     assert any_server.client.hgetall("redelivery:leases") == any_server.client.hgetall("redelivery:owners") == {}
-    # kombu 5.7 refreshes now and then what says that its own queues of remote control are in use, and warns where it may not
+    # kombu 5.7 sometimes refreshes the expiry of its own remote-control queues, and warns if it may not
     said = re.sub(r"\[[^\n]*maybe_refresh_binding_expiry: Redis error.*?(?=\n\[2|\Z)", "", worker.text, flags=re.DOTALL)
     assert "OutOfMemoryError" not in said, said[-3000:]
     here.stop()
 
 
 def test_the_log_is_exported_from_a_full_server(desk: Desk, folder: Path) -> None:
-    """Which is what frees the most."""
+    """The export frees more memory than anything else."""
     for number in range(5):
         desk.die(task_message(f"t{number}"))
     recorded = [event.event_id for event in desk.events]
@@ -83,7 +83,7 @@ def test_the_log_is_exported_from_a_full_server(desk: Desk, folder: Path) -> Non
 
 
 def test_the_audit_is_exported_from_a_full_server(desk: Desk, folder: Path) -> None:
-    """The broker is asked to keep nothing for it; what is recorded meanwhile follows."""
+    """The export stores nothing on the broker; records written meanwhile are exported next."""
     letters = [desk.die(task_message(name)) for name in ("a", "b")]
     desk.json("dlq", "purge", LETTERS, "--id", letters[0], "--yes")
     fill(desk.server)
@@ -96,7 +96,7 @@ def test_the_audit_is_exported_from_a_full_server(desk: Desk, folder: Path) -> N
 
 
 def test_letters_go_back_and_away_on_a_full_server(desk: Desk) -> None:
-    """A redrive frees what it adds, and a purge frees."""
+    """A redrive frees as much as it adds, and a purge frees memory."""
     for name in ("a", "b", "c"):
         desk.die(task_message(name))
     fill(desk.server)
@@ -106,7 +106,7 @@ def test_letters_go_back_and_away_on_a_full_server(desk: Desk) -> None:
 
 
 def test_what_is_due_leaves_the_delay_store_of_a_full_server(desk: Desk) -> None:
-    """And what is not due is told of."""
+    """For the messages that stay, the answer says in how many seconds the next one is due."""
     soon = desk.delay(task_message(), delay_ms=200)
     desk.delay(task_message())
     fill(desk.server)
@@ -119,7 +119,7 @@ def test_what_is_due_leaves_the_delay_store_of_a_full_server(desk: Desk) -> None
 
 
 def test_what_is_held_is_kept_from_plain_workers_on_a_full_server(desk: Desk) -> None:
-    """For a day from now on; what is no longer held stays away."""
+    """Held messages are hidden for one more day; entries of messages that are no longer held are removed."""
     desk.publish()
     tag, index = desk.hold(), desk.keys.unacked_index
     desk.client.zadd(index, {tag: 1})
@@ -131,7 +131,7 @@ def test_what_is_held_is_kept_from_plain_workers_on_a_full_server(desk: Desk) ->
 
 
 def test_an_owner_is_forgotten_on_a_full_server(desk: Desk) -> None:
-    """All that was noted of it."""
+    """All entries about it are removed."""
     desk.publish()
     tag = desk.hold("w")
     desk.transport.acknowledge(tag, None)
@@ -141,7 +141,7 @@ def test_an_owner_is_forgotten_on_a_full_server(desk: Desk) -> None:
 
 
 def test_a_watch_goes_on_where_nothing_can_be_extended(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The right to do so is missing, say: the line says it, once in an hour, and a dead worker is fenced all the same."""
+    """If the right to extend is missing, for instance, a line says so once an hour, and a dead worker is fenced all the same."""
     lease = Lease(desk.install)
     begin(desk.install, "here@desk")
     desk.transport.leases.register("dead", {"worker": "w@desk"})

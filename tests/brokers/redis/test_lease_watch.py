@@ -45,7 +45,7 @@ def renewed(desk: Desk, watch_seconds: float = 10) -> Renewal:
 
 
 def test_two_watch_the_leases_of_all_and_each_is_replaced(fleet: list[Desk]) -> None:
-    """The others only renew; one who does not renew its watch is replaced by the next that renews."""
+    """The others only renew their own lease; a watcher that stops renewing its watch is replaced by the next worker that renews."""
     assert [renewed(desk).watches for desk in fleet] == [True, True, False, False]
     assert [renewed(desk).watches for desk in reversed(fleet)] == [False, False, True, True]
     assert not renewed(fleet[2], 0).watches
@@ -55,7 +55,7 @@ def test_two_watch_the_leases_of_all_and_each_is_replaced(fleet: list[Desk]) -> 
 
 
 def test_a_large_fleet_renews_half_as_often_but_for_the_watchers(fleet: list[Desk]) -> None:
-    """Of nine workers somebody renews all the time. As soon as they are eight, each renews once a second again."""
+    """With nine workers they renew half as often, but not the watchers. With eight, each renews once a second again."""
     duties = [Lease(desk.install) for desk in fleet]
     leases = fleet[0].transport.leases
 
@@ -73,7 +73,7 @@ def test_a_large_fleet_renews_half_as_often_but_for_the_watchers(fleet: list[Des
 
 
 def test_a_worker_that_is_alone_looks_at_no_lease(any_server: Server) -> None:
-    """It does as soon as there is another one."""
+    """It begins as soon as there is a second worker."""
     desk = Desk(any_server, settings={"lease": LEASE})
     begin(desk.install, "w0@desk")
     duty = Lease(desk.install)
@@ -91,13 +91,13 @@ def test_a_worker_that_is_alone_looks_at_no_lease(any_server: Server) -> None:
 
 
 def test_a_watch_that_is_not_renewed_ends_by_itself(fleet: list[Desk]) -> None:
-    """Whatever its worker does."""
+    """It expires, even if its worker lives."""
     assert [renewed(desk, 0.2).watches for desk in fleet[:3]] == [True, True, False]
     until(lambda: renewed(fleet[2]).watches, 60, "the third to watch")
 
 
 def test_a_renewal_says_what_is_needed(fleet: list[Desk]) -> None:
-    """Somebody who recovers, dispatches, or carries operations out."""
+    """Whether owners must be recovered, and whether the fleet lacks a dispatcher or a worker that carries operations out."""
     desk = fleet[0]
     client, keys = desk.client, desk.keys
     assert renewed(desk) == Renewal(leases=4, watches=True, recovering=False, no_dispatcher=True, no_operator=False)
@@ -110,7 +110,7 @@ def test_a_renewal_says_what_is_needed(fleet: list[Desk]) -> None:
 
 
 def test_a_key_of_another_type_keeps_no_lease_from_being_renewed(fleet: list[Desk]) -> None:
-    """Who cannot know whether another one watches does it."""
+    """A worker that cannot see whether others watch watches the leases itself."""
     desk = fleet[0]
     for name in (desk.keys.recovering, desk.keys.dispatcher, desk.keys.open_operations, desk.keys.operator):
         desk.client.xadd(name, {"a": "b"})
@@ -122,7 +122,7 @@ def test_a_key_of_another_type_keeps_no_lease_from_being_renewed(fleet: list[Des
 
 
 def test_a_dead_worker_is_found_out_though_a_watcher_died_with_it(fleet: list[Desk]) -> None:
-    """The first watcher dies; the second fences it. Then the second dies, too, and both of the others watch."""
+    """The first watcher dies, and the second fences it. Then the second dies too, and the two others watch."""
     duties = [Lease(desk.install) for desk in fleet]
     with capture_logs() as logs:
 
@@ -145,7 +145,7 @@ def test_a_dead_worker_is_found_out_though_a_watcher_died_with_it(fleet: list[De
 
 
 def test_who_stands_by_leads_as_soon_as_it_is_told_that_nobody_does(fleet: list[Desk], monkeypatch: pytest.MonkeyPatch) -> None:
-    """It does not wait for its own next try."""
+    """It does not wait for its next regular try."""
     desk = fleet[0]
     tried: list[tuple[str, bool]] = []
     lead = type(desk.transport.leases).lead

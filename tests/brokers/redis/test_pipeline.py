@@ -1,4 +1,4 @@
-"""What is under way: the broker is asked by a real event loop, and every message is ended once, whatever happens to the answers."""
+"""Pipelined transitions, with a real event loop: every message is ended once, whatever happens to the answers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Loop:
-    """An event loop, what is under way on it, and a desk that holds messages; `ended` are the tags whose answers have come."""
+    """An event loop, its pipeline, and a desk that holds messages; `ended` are the tags whose answers have come."""
 
     def __init__(self, desk: Desk, transport: Any = None) -> None:
         self.desk, self.hub = desk, Hub()
@@ -75,7 +75,7 @@ class Loop:
         return int(self.desk.client.hlen(self.desk.keys.unacked))
 
     def kill(self) -> None:
-        """The server ends the connection on which is asked."""
+        """Have the server close the pipeline's connection."""
         connection: Any = self.under_way._connection
         name = b"under-way"
         connection.send_command("CLIENT", "SETNAME", name)
@@ -99,7 +99,7 @@ def loop(any_server: Server) -> Iterator[Loop]:
 
 
 def test_answers_come_with_the_loop_and_in_order(loop: Loop) -> None:
-    """All are asked for before the first answer is looked at; until then they are told as leaving."""
+    """All are sent before the first answer is read; until then the messages count as leaving."""
     messages = [loop.hold() for _ in range(20)]
     for task_id, tag in messages:
         loop.acknowledge(task_id, tag)
@@ -112,7 +112,7 @@ def test_answers_come_with_the_loop_and_in_order(loop: Loop) -> None:
 
 
 def test_what_another_worker_was_given_is_refused(loop: Loop) -> None:
-    """The answer is told as it is."""
+    """The caller gets the answer "refused" unchanged."""
     task_id, tag = loop.hold()
     loop.desk.client.hdel(loop.desk.keys.unacked, tag)
     loop.desk.client.hdel(loop.desk.keys.leases, tag.partition(":")[0])
@@ -122,7 +122,7 @@ def test_what_another_worker_was_given_is_refused(loop: Loop) -> None:
 
 
 def test_a_server_that_has_forgotten_the_script_is_told_it_again(loop: Loop) -> None:
-    """As after a restart: each of those under way is asked for again, and ends once."""
+    """As after a restart: each pending transition is sent again with the script, and happens once."""
     messages = [loop.hold() for _ in range(3)]
     loop.desk.client.script_flush()
     for task_id, tag in messages:
@@ -133,7 +133,7 @@ def test_a_server_that_has_forgotten_the_script_is_told_it_again(loop: Loop) -> 
 
 
 def test_one_that_the_broker_refuses_lets_the_others_pass(loop: Loop) -> None:
-    """It is put aside with an error line, and carried out when somebody has mended what is wrong."""
+    """It is put aside with an error line, and carried out when the cause is removed."""
     (bad_id, bad), (good_id, good) = loop.hold(), loop.hold()
     loop.desk.client.set("nowhere", "no list")
     event = Event(task_id=bad_id, outcome=Outcome.REDELIVERY_SCHEDULED, queue=QUEUE)
@@ -149,7 +149,7 @@ def test_one_that_the_broker_refuses_lets_the_others_pass(loop: Loop) -> None:
 
 
 def test_what_cannot_even_be_asked_is_put_aside(loop: Loop) -> None:
-    """A transition that fails before a word is sent leaves the connection in step."""
+    """If encoding a transition fails, nothing has been sent, and the connection stays in step."""
 
     def fails(_: Any) -> Answer:
         msg = "ours"
@@ -162,12 +162,12 @@ def test_what_cannot_even_be_asked_is_put_aside(loop: Loop) -> None:
     loop.acknowledge(*second)
     loop.turn(2)
     assert [line["event"] for line in lines] == ["transition.failed"]
-    loop.outbox._quarantined.clear()  # nobody will ever mend it
+    loop.outbox._quarantined.clear()  # the cause is never removed
     assert loop.recorded() == [first[0], second[0]]
 
 
 def test_a_connection_that_ends_under_them_has_each_end_once(loop: Loop) -> None:
-    """Some were carried out, some were not: all are asked for again, and the broker tells a repeat."""
+    """Some were carried out and some were not: all are sent again, and the broker recognises the repeats."""
     before, after = loop.hold(), loop.hold()
     loop.acknowledge(*loop.hold())
     loop.turn(1)
@@ -182,7 +182,7 @@ def test_a_connection_that_ends_under_them_has_each_end_once(loop: Loop) -> None
 
 
 def test_a_connection_that_ends_while_nothing_is_under_way_is_made_anew(loop: Loop) -> None:
-    """An idle one that the server closes, say; nobody needs to hear of it."""
+    """The server may close an idle connection; no caller notices."""
     loop.acknowledge(*loop.hold())
     loop.turn(1)
     loop.kill()
@@ -202,7 +202,7 @@ def _turned(loop: Loop) -> Loop:
 
 @pytest.mark.parametrize("when", ["asking", "reading"])
 def test_what_a_signal_interrupts_ends_once(loop: Loop, monkeypatch: pytest.MonkeyPatch, when: str) -> None:
-    """A cold shutdown's `SystemExit` comes out of anything: whether the question went out, or its answer came in, nobody knows."""
+    """`SystemExit` of a cold shutdown can be raised anywhere, so it is not known if the request was sent or the answer read."""
     messages = [loop.hold() for _ in range(3)]
     loop.acknowledge(*messages[0])
     loop.turn(1)
@@ -227,7 +227,7 @@ def test_what_a_signal_interrupts_ends_once(loop: Loop, monkeypatch: pytest.Monk
 
 
 def test_the_end_waits_for_every_answer(loop: Loop) -> None:
-    """When the loop turns no more, `settle` reads them; what comes then is waited for by itself."""
+    """After the loop has stopped, `settle` reads the answers; a later transition is waited for directly."""
     messages = [loop.hold() for _ in range(5)]
     for each in messages[:4]:
         loop.acknowledge(*each)
@@ -240,7 +240,7 @@ def test_the_end_waits_for_every_answer(loop: Loop) -> None:
 
 
 def test_another_thread_waits_for_its_answer(loop: Loop) -> None:
-    """Only the loop's own thread asks without waiting."""
+    """Only the loop's own thread sends transitions without waiting."""
     task_id, tag = loop.hold()
     thread = threading.Thread(target=loop.acknowledge, args=(task_id, tag))
     thread.start()
@@ -249,7 +249,7 @@ def test_another_thread_waits_for_its_answer(loop: Loop) -> None:
 
 
 def test_who_is_told_may_fail(loop: Loop) -> None:
-    """The transition is carried out, and the loop goes on with the next."""
+    """If the callback raises, the transition is still carried out, and the loop goes on with the next."""
     first, second = loop.hold(), loop.hold()
 
     def fails(_: Answer) -> None:
@@ -290,7 +290,7 @@ def patient(server: Server) -> Iterator[Patient]:
 
 
 def test_a_broker_that_does_not_answer_is_asked_again_until_it_does(patient: Patient) -> None:
-    """As long as a call may take, and no longer; then they wait in the outbox's line, in their order."""
+    """It is asked again for as long as a call may take; then the transitions wait in the outbox, in their order."""
     loop, messages = patient.loop, [patient.loop.hold() for _ in range(4)]
     loop.acknowledge(*messages[0])
     loop.turn(1)
@@ -308,7 +308,7 @@ def test_a_broker_that_does_not_answer_is_asked_again_until_it_does(patient: Pat
 
 
 def test_a_loop_that_was_held_up_takes_the_answers_that_have_come(patient: Patient) -> None:
-    """A machine that stood still for a while is no broker that does not answer."""
+    """The machine stood still, not the broker: answers that have arrived are read before a timeout is assumed."""
     loop, messages = patient.loop, [patient.loop.hold() for _ in range(4)]
     loop.acknowledge(*messages[0])
     loop.turn(1)

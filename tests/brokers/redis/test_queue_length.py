@@ -1,4 +1,4 @@
-"""The length of a queue: exact at its cap, for our own producers at once, for plain ones by the queue keeper."""
+"""The maximum length of a queue: our own producers keep it exactly, and the queue keeper enforces it for plain producers."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Producer:
         return [event for event in entries(self.client.xrange("redelivery:outcomes")) if event.task_id == task_id]
 
     def keep(self) -> QueueKeeper:
-        """One look of the keeper, as a worker's thread takes it."""
+        """One step of the keeper, as its worker's thread runs it."""
         begin(self.install, "keeper@test")
         keeper = QueueKeeper(self.install)
         keeper.step()
@@ -75,7 +75,7 @@ def producer(any_server: Server) -> Iterator[Producer]:
 
 @pytest.mark.parametrize("count", [N - 1, N, N + 1])
 def test_the_oldest_dies_when_the_cap_is_passed(producer: Producer, count: int) -> None:
-    """One below, exactly at and one above the cap."""
+    """Checked one below, exactly at and one above the cap."""
     ids = producer.send(count)
     assert producer.ids() == ids[-N:]
     assert producer.ids("DLQ.bounded") == ids[:-N]
@@ -84,7 +84,7 @@ def test_the_oldest_dies_when_the_cap_is_passed(producer: Producer, count: int) 
 
 
 def test_its_letter_is_whole_and_says_why(producer: Producer) -> None:
-    """The death record names the reason and the cap; nothing else of the message has changed."""
+    """The death record has the reason and the cap; the rest of the message is unchanged."""
     (oldest,) = producer.send(headers={"tenant": "t1"})
     (before,) = producer.client.lrange("bounded", 0, -1)
     producer.send(N)
@@ -115,7 +115,7 @@ def test_priorities_count_together_and_the_least_urgent_goes_first(producer: Pro
 
 @pytest.mark.parametrize("count", [N - 1, N, N + 1])
 def test_a_queue_that_refuses_takes_no_more_than_its_cap(any_server: Server, count: int) -> None:
-    """The producer is told; nothing is stored and nothing recorded."""
+    """The producer gets an error; nothing is stored or recorded."""
     producer = Producer(any_server, overflow="refuse_publish")
     ids = producer.send(min(count, N))
     if count > N:
@@ -130,14 +130,14 @@ def test_a_queue_that_refuses_takes_no_more_than_its_cap(any_server: Server, cou
 
 
 def test_a_queue_without_a_cap_is_asked_nothing(producer: Producer) -> None:
-    """Publishing to it is what it was."""
+    """Publishing to it needs no extra commands."""
     assert producer.install.policies.bounds_of("other", "shop.pack") is None
     ids = producer.send(3 * N, queue="other")
     assert producer.ids("other") == ids
 
 
 def test_many_producers_at_once_keep_the_cap_and_lose_nothing(producer: Producer) -> None:
-    """Each message is in the queue or in a letter, once; and never are there more than the cap."""
+    """Each message is once in the queue or once a dead letter, and the queue never exceeds its cap."""
     found: list[str] = []
     longest: list[int] = []
     done = threading.Event()
@@ -169,7 +169,7 @@ def test_many_producers_at_once_keep_the_cap_and_lose_nothing(producer: Producer
 
 @pytest.mark.parametrize("fields", [{"dead_letter_queue": None}, {"dead_letter_eligible": False}], ids=["no queue", "not eligible"])
 def test_what_is_not_kept_is_discarded_and_recorded(any_server: Server, fields: dict[str, Any]) -> None:
-    """The cap holds all the same."""
+    """The cap holds without a dead-letter queue, too."""
     producer = Producer(any_server, **fields)
     ids = producer.send(N + 1)
     assert producer.ids() == ids[1:]
@@ -180,7 +180,7 @@ def test_what_is_not_kept_is_discarded_and_recorded(any_server: Server, fields: 
 
 
 def test_nothing_is_evicted_into_a_queue_that_is_missing(any_server: Server) -> None:
-    """Where it may not be made by us: the queue grows past its cap, an alarm is logged, and it shrinks when the queue is there."""
+    """With auto-creation off, the queue grows past its cap, an alarm is logged, and it shrinks once the queue exists."""
     producer = Producer(any_server, auto_create_dead_letter_resources=False)
     with capture_logs() as lines:
         ids = producer.send(N + 2)
@@ -195,7 +195,7 @@ def test_nothing_is_evicted_into_a_queue_that_is_missing(any_server: Server) -> 
 
 @pytest.mark.parametrize("count", [N - 1, N, N + 1, 3 * N])
 def test_the_keeper_evicts_what_plain_producers_push_beyond_the_cap(producer: Producer, count: int) -> None:
-    """The oldest first, down to the cap and no further; their lives are opened in the books as well as ended."""
+    """The oldest go first, down to exactly the cap; the books get the start and the end of their lives."""
     ids = producer.send(count, plain=True)
     producer.keep()
     assert producer.ids() == ids[-N:]
@@ -206,7 +206,7 @@ def test_the_keeper_evicts_what_plain_producers_push_beyond_the_cap(producer: Pr
 
 
 def test_the_keeper_counts_priorities_together(producer: Producer) -> None:
-    """As our own producers do."""
+    """Our own producers do the same."""
     slow = producer.send(N, plain=True, priority=9)
     urgent = producer.send(2, plain=True)
     producer.keep()
@@ -215,7 +215,7 @@ def test_the_keeper_counts_priorities_together(producer: Producer) -> None:
 
 
 def test_the_keeper_keeps_the_bytes_of_what_is_no_message(producer: Producer) -> None:
-    """Garbage has an age like any other."""
+    """Bytes that are no message have an age too, and become a dead letter unchanged."""
     producer.client.lpush("bounded", b"\xff garbage")
     producer.send(N, plain=True)
     producer.keep()
@@ -226,7 +226,7 @@ def test_the_keeper_keeps_the_bytes_of_what_is_no_message(producer: Producer) ->
 
 
 def test_a_letter_that_makes_room_only_moves(producer: Producer) -> None:
-    """The bounded queue is another's dead-letter queue, too: a letter's death is in the books already, and stays one."""
+    """If the bounded queue is a dead-letter queue itself, the evicted dead letter only moves: its death is recorded already."""
     message = task_message("letter")
     letter = dead(
         message,
@@ -249,7 +249,7 @@ def test_a_letter_that_makes_room_only_moves(producer: Producer) -> None:
 
 
 def test_the_keeper_takes_nothing_away_from_a_queue_that_refuses(any_server: Server) -> None:
-    """What was taken in stays; a line says that the queue is too long, once for many looks."""
+    """Accepted messages stay; one line says that the queue is too long, and is not repeated at every look."""
     producer = Producer(any_server, overflow="refuse_publish")
     ids = producer.send(N + 1, plain=True)
     with capture_logs() as lines:
@@ -261,7 +261,7 @@ def test_the_keeper_takes_nothing_away_from_a_queue_that_refuses(any_server: Ser
 
 
 def test_an_empty_dead_letter_queue_is_forgotten_where_it_is_to_be(any_server: Server) -> None:
-    """`auto_delete_dead_letter_resources`: not while there is a letter in it; its next letter makes it again."""
+    """With `auto_delete_dead_letter_resources` a queue is deleted once it is empty; the next dead letter creates it again."""
     producer = Producer(any_server, auto_delete_dead_letter_resources=True)
     producer.send(N + 1)
     producer.keep()

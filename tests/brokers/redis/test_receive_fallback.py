@@ -1,4 +1,4 @@
-"""Kombu's own receive: where ours is switched off, or kombu is one that nobody has tried, every task still obeys its settings."""
+"""Kombu's own receive, if ours is switched off or kombu's version is untested: every task still obeys its settings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ POLICY = {"queues": {"#": {"redelivery_delay": 0.2, "max_delivery_attempts": 3}}
 
 
 def works(here: Shop, worker: Worker) -> None:
-    """Success, redelivery, death, a countdown and a lost child are what they are with our own receive."""
+    """Success, redelivery, death, a countdown and a lost child work as with our own receive."""
     ok, twice, bad, later = here.send("ok"), here.send("fails", 1), here.send("fails"), here.send("ok", countdown=1.5)
     killed, lost = here.send("kills", 1), here.send("raises", "reject")
     assert here.ended(ok, "succeeded").attempt == 1
@@ -45,7 +45,7 @@ def test_an_unknown_kombu_is_left_to_receive_by_itself_and_said_aloud(shop: Call
 
 @pytest.mark.parametrize("pool", ["threads"])
 def test_fast_receive_may_be_switched_off(shop: Callable[..., Shop], pool: str) -> None:
-    """Priorities and several queues too: a redelivered message comes back to its own."""
+    """With priorities and several queues, a redelivered message still comes back to its own queue."""
     here = shop(settings={"fast_receive": False, **POLICY})
     worker = here.start("-Q", "celery,other", pool=pool)
     task_id = here.send("fails", 1, queue="other", priority=6)

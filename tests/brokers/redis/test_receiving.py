@@ -31,7 +31,7 @@ def bench(any_server: Server) -> Bench:
 
 
 def test_receive_takes_in_the_order_of_publication_and_holds_what_it_takes(bench: Bench) -> None:
-    """The oldest is first; each is in `unacked` under a minted tag, to be restored to its queue alone."""
+    """The oldest is first; each is in `unacked` under a new tag, to be restored to its own queue only."""
     bench.publish("a", "b", "c")
     answer = bench.receive(2)
     assert bench.bodies(answer) == ["a", "b"]
@@ -58,7 +58,7 @@ def test_receive_takes_the_most_urgent_first_and_one_of_each_queue_in_turn(bench
 
 @pytest.mark.parametrize("budget", [2, 3, 4])
 def test_receive_keeps_its_budget(bench: Bench, budget: int) -> None:
-    """At one below, exactly and one above what is there."""
+    """The number of messages is one below, exactly at and one above the budget."""
     bench.publish("a", "b", "c")
     assert len(bench.bodies(bench.receive(budget))) == min(budget, 3)
 
@@ -71,7 +71,7 @@ def test_receive_stops_after_the_message_that_passes_the_byte_bound(bench: Bench
 
 
 def test_a_repeated_number_returns_the_same_batch(bench: Bench) -> None:
-    """A reply that was lost on its way is asked for again, and nothing more is taken."""
+    """If an answer is lost, the same batch is asked for again, and nothing more is taken."""
     bench.publish("a", "b", "c")
     first = bench.receive(2)
     bench.transport.acknowledge("w:1", None)
@@ -82,7 +82,7 @@ def test_a_repeated_number_returns_the_same_batch(bench: Bench) -> None:
 
 
 def test_an_overtaken_number_returns_nothing(bench: Bench) -> None:
-    """A request that comes late takes nothing for a reader that has gone."""
+    """A late request takes nothing for a reader that has gone on."""
     bench.publish("a")
     bench.receive(1, number=1)
     bench.receive(1, number=2)
@@ -92,7 +92,7 @@ def test_an_overtaken_number_returns_nothing(bench: Bench) -> None:
 
 
 def test_a_fenced_owner_is_given_nothing(bench: Bench) -> None:
-    """Its lease is gone: it must take a new token first."""
+    """Its lease has ended: it needs a new token first."""
     bench.publish("a")
     assert bench.transport.leases.fence("w", b"0")
     assert bench.receive(1)[0] == b"fenced"
@@ -106,7 +106,7 @@ def test_garbage_is_received_as_bytes(bench: Bench) -> None:
 
 
 def test_a_message_that_cannot_be_held_stays_in_its_list(bench: Bench) -> None:
-    """Where the record fails, the message is put back in the same step."""
+    """If the record cannot be written, the same step puts the message back."""
     bench.publish("a")
     bench.client.set("unacked", "not a hash")
     with pytest.raises(ResponseError):
@@ -115,7 +115,7 @@ def test_a_message_that_cannot_be_held_stays_in_its_list(bench: Bench) -> None:
 
 
 def test_a_list_of_another_type_has_nobody_watch(bench: Bench) -> None:
-    """What there is beside it is taken all the same, and the next call is told."""
+    """No owner becomes the watcher: messages in other lists are taken, and the next call gets the error."""
     bench.publish("a")
     bench.client.set(bench.keys.list(bench.keys.list_name(QUEUE, 9)), "no list")
     answer = bench.receive(10, free=4)
@@ -125,7 +125,7 @@ def test_a_list_of_another_type_has_nobody_watch(bench: Bench) -> None:
 
 
 def test_an_idle_worker_asks_once_for_each_task(shop: Callable[..., Shop]) -> None:
-    """It is woken, takes the task, and watches for the next one; besides that it asks every four or five seconds, to be safe."""
+    """It is woken, takes the task, and watches again; besides that it asks every four or five seconds, to be safe."""
     here = shop()
     here.start()
     client, keys = here.server.client, Keys()
@@ -144,7 +144,7 @@ def test_an_idle_worker_asks_once_for_each_task(shop: Callable[..., Shop]) -> No
 
 @pytest.mark.parametrize("refused", ["", "-ping"])
 def test_a_producer_is_answered_behind_a_word_and_by_its_own_answer(any_server: Server, refused: str) -> None:
-    """The word makes the server write to the waiting worker first; a user who may not say it publishes all the same."""
+    """The producer sends a PING with its script, so that the server wakes the waiting worker first; PING may be forbidden."""
     any_server.client.execute_command("ACL", "SETUSER", "producer", "on", ">secret", "~*", "&*", "+@all", *refused.split())
     client = Redis(unix_socket_path=any_server.socket, username="producer", password="secret")
     publish = Script("publish", answers_last=True)
@@ -154,7 +154,7 @@ def test_a_producer_is_answered_behind_a_word_and_by_its_own_answer(any_server: 
 
 
 def test_what_changes_while_it_asks_is_asked_about_at_once() -> None:
-    """An answer that was under way knows nothing of a queue that has just been added."""
+    """The answer to a request that was already sent does not include a queue that was added since."""
     owner: Any = type("Owner", (), {"held": {}})()
     receiver = Receiver(owner, lambda: 8, lambda: 2, lambda *_: None)
     receiver.asked()
@@ -167,7 +167,7 @@ def test_what_changes_while_it_asks_is_asked_about_at_once() -> None:
 
 
 def test_a_busy_worker_asks_again_when_a_process_is_free() -> None:
-    """Then it is woken before those that are still busy."""
+    """The server then wakes it before workers that are still busy."""
     owner: Any = type("Owner", (), {"held": {"w:1": None, "w:2": None}, "calls": 7})()
     receiver = Receiver(owner, lambda: 8, lambda: 2, lambda *_: None)
     receiver.asked()
@@ -181,7 +181,7 @@ def test_a_busy_worker_asks_again_when_a_process_is_free() -> None:
 
 
 def test_a_busy_worker_lets_the_server_know_with_the_end_that_frees_a_process() -> None:
-    """Of a message that it holds, while it waits for its queue; and it does not ask after the answer, unless it has asked since."""
+    """The acknowledgement of such a message says that the worker is free. It need not ask, unless it has asked in between."""
     owner: Any = type("Owner", (), {"held": {"w:1": None, "w:2": None, "w:3": None}, "calls": 7})()
     receiver = Receiver(owner, lambda: 2, lambda: 2, lambda *_: None)
     nothing: tuple[tuple[str, ...], str] = (), ""

@@ -1,4 +1,4 @@
-"""Recovery: dead workers' messages are given back, beside everything else that a worker must go on doing."""
+"""Recovery: a worker gives back dead workers' messages, and does everything else that it must do meanwhile."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from tests.support.running import Shop
     from tests.support.servers import Server
 
-#: To give them back takes several times as long as a lease.
+#: Giving this many back takes several times as long as a lease.
 MANY = 6_000
 
 
 def held_by_the_dead(desk: Desk, token: str, *messages: dict[str, Any], queue: str = QUEUE) -> None:
-    """Messages in the hands of a worker that died: fenced already."""
+    """Messages held by a worker that died and was fenced already."""
     keys = desk.keys
     with desk.client.pipeline(transaction=False) as pipe:
         pipe.hset(keys.owners, token, json.dumps({"worker": f"{token}@dead"}))
@@ -46,7 +46,7 @@ def held_by_the_dead(desk: Desk, token: str, *messages: dict[str, Any], queue: s
 @pytest.mark.full
 @pytest.mark.slow
 def test_a_lease_is_renewed_and_others_are_watched_while_much_is_recovered(shop: Callable[..., Shop]) -> None:
-    """A worker that gives back 6,000 messages is not taken for dead, and finds the next dead one meanwhile."""
+    """A worker that gives back 6,000 messages is not taken for dead, and notices the next dead worker meanwhile."""
     here = shop(settings={"lease": 2})
     desk = Desk(here.server)
     held_by_the_dead(desk, "w", *(task_message(str(number), "tests.support.shop.ok") for number in range(MANY)), queue="cold")
@@ -68,7 +68,7 @@ def test_a_lease_is_renewed_and_others_are_watched_while_much_is_recovered(shop:
 
 
 def test_a_message_that_cannot_be_recovered_does_not_keep_the_others(any_server: Server) -> None:
-    """Its dead-letter queue is a key of another type: it stays held, is named, and is recovered once that is mended."""
+    """Its dead-letter queue is a key of another type: it stays held, is named in the log, and is recovered after that is mended."""
     desk = Desk(any_server)
     begin(desk.install, "living@desk")
     spent = task_message("spent", redelivery={"v": 1, "attempt": 2})
@@ -94,7 +94,7 @@ def test_a_message_that_cannot_be_recovered_does_not_keep_the_others(any_server:
 
 
 def test_a_recoverer_that_stops_half_way_is_followed_by_the_next(any_server: Server) -> None:
-    """What it has not given back is still held, and noted as to be recovered."""
+    """Messages that it has not given back are still held, and their owner is still marked for recovery."""
     desk = Desk(any_server)
     begin(desk.install, "living@desk")
     held_by_the_dead(desk, "w", *(task_message(f"m{number}") for number in range(5)))
@@ -110,7 +110,7 @@ def test_a_recoverer_that_stops_half_way_is_followed_by_the_next(any_server: Ser
 
 
 def test_an_owner_that_finds_out_twice_takes_one_new_token(any_server: Server) -> None:
-    """The receiver and the lease hear of the fence at once; a token nobody renews would have its messages run twice."""
+    """The receiver and the lease notice the fence at once. Nobody would renew a second token: its messages would run twice."""
     desk = Desk(any_server)
     owner = Owner(desk.transport, "w@desk")
     owner.begin(owner.token)
@@ -133,7 +133,7 @@ def test_an_owner_that_finds_out_twice_takes_one_new_token(any_server: Server) -
 
 @pytest.mark.parametrize("priority", [0, 3, 9])
 def test_a_batch_that_is_asked_for_again_knows_where_it_came_from(any_server: Server, priority: int) -> None:
-    """Given back, a message is in the list of its priority again, not in the queue's first."""
+    """A message that is given back goes to the list of its priority, not to the queue's first list."""
     desk = Desk(any_server)
     owner = Owner(desk.transport, "w@desk")
     owner.begin(owner.token)

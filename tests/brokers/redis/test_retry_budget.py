@@ -1,4 +1,4 @@
-"""The retry budget of a queue: slots that are given out one by one, against a pure rule, each step on a real server."""
+"""The retry budget of a queue: its slots are compared with a pure model, each step on a real server."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def hold(desk: Desk) -> str:
 
 
 def send_back(desk: Desk, pace: Pace | None, tag: str = "", **when: Any) -> Answer:
-    """Have a message delivered again: the one of this tag, or a new one."""
+    """Have a message delivered again: the one with this tag, or a new one."""
     event = Event(task_id="a", outcome=Outcome.REDELIVERY_SCHEDULED, queue=QUEUE)
     when = when or {"delay_ms": 0}
     return desk.transport.defer(tag or hold(desk), QUEUE, sealed(task_message("a")), task_id="a", event=event, pace=pace, **when)
 
 
 def due_of(desk: Desk, pace: Pace | None, **when: Any) -> int:
-    """When such a message is due, as the outcome log says."""
+    """When a message that is sent back now is due, as the outcome log says."""
     assert send_back(desk, pace, **when) is Answer.DONE
     due = desk.events[-1].due_ms
     assert due is not None
@@ -60,7 +60,7 @@ def due_of(desk: Desk, pace: Pace | None, **when: Any) -> int:
 
 
 def first_free(taken: list[int], due: int, gap: int) -> int:
-    """The rule, told without a broker: the earliest time from `due` on that is a whole slot away from all that are taken."""
+    """The rule without a broker: the earliest time from `due` on that is at least one slot away from all taken times."""
     found = [due, *(each + gap for each in taken)]
     return min(at for at in found if at >= due and all(abs(at - each) >= gap for each in taken))
 
@@ -79,7 +79,7 @@ _names = itertools.count()
 @example(gap=1000, quarters=[0, 8, 4, 4, 0, 0, 24, 1])
 @example(gap=1000, quarters=[0, 5, 0, 16, 19, 12])
 def test_each_gets_the_first_free_slot_from_its_own_due_time_on(desk: Desk, gap: int, quarters: list[int]) -> None:
-    """Never early, never nearer to another than a slot, and no later than that needs; whatever came before it."""
+    """Never early, never closer than one slot to another, and no later than necessary, in any order of arrival."""
     base, taken = desk.transport.now_ms() + HOUR, list[int]()
     pace = Pace(f"{QUEUE}-{next(_names)}", GAPS[gap])
     for each in quarters:
@@ -90,7 +90,7 @@ def test_each_gets_the_first_free_slot_from_its_own_due_time_on(desk: Desk, gap:
 
 @pytest.mark.parametrize("per_second", [0.3, 3, 7, 1234.5])
 def test_a_slot_that_is_no_whole_millisecond_is_as_long_as_it_is(desk: Desk, per_second: float) -> None:
-    """The pace is kept over many of them; each is rounded up, so that none is early."""
+    """The rate is exact over many slots; each due time is rounded up, so that none is early."""
     base, pace = desk.transport.now_ms() + HOUR, Pace(QUEUE, per_second)
     dues = [due_of(desk, pace, due_ms=base) for _ in range(60)]
     assert dues == pytest.approx([base + number * 1000 / per_second for number in range(60)], abs=1.01, rel=0)
@@ -101,7 +101,7 @@ def test_a_slot_that_is_no_whole_millisecond_is_as_long_as_it_is(desk: Desk, per
 
 
 def test_what_failed_at_once_comes_back_one_by_one(desk: Desk) -> None:
-    """The first at once, straight to its list; each other a slot later, and the log says so."""
+    """The first goes straight to its list, and each other one a slot later; the log has these times."""
     pace = Pace(QUEUE, SELDOM)
     for _ in range(4):
         send_back(desk, pace)
@@ -112,7 +112,7 @@ def test_what_failed_at_once_comes_back_one_by_one(desk: Desk) -> None:
 
 
 def test_a_long_delay_does_not_keep_a_short_one_waiting(desk: Desk) -> None:
-    """Also where a clock that went back has left slots ahead: what lies before them is free."""
+    """Slots between the taken ones are free, also if a clock that was set back has left slots in the future."""
     pace = Pace(QUEUE, SELDOM)
     late = due_of(desk, pace, delay_ms=3 * HOUR)
     assert due_of(desk, pace) <= desk.transport.now_ms() < late
@@ -120,14 +120,14 @@ def test_a_long_delay_does_not_keep_a_short_one_waiting(desk: Desk) -> None:
 
 
 def test_without_a_budget_nothing_of_it_is_there(desk: Desk) -> None:
-    """No key, and no wait."""
+    """There is no key and no wait."""
     dues = [due_of(desk, None) for _ in range(3)]
     assert dues[-1] <= desk.transport.now_ms()
     assert not desk.client.keys("*slots*")
 
 
 def test_a_budget_that_is_changed_begins_with_free_slots(desk: Desk) -> None:
-    """Else a raised one would wait for the old one's slots; queues do not share one either."""
+    """Otherwise a raised budget would wait for the old one's slots; queues do not share slots either."""
     taken = [due_of(desk, Pace(QUEUE, SELDOM)) for _ in range(3)]
     assert taken[-1] == taken[0] + 2 * GAP
     for other in (Pace(QUEUE, 2 * SELDOM), Pace("other", SELDOM)):
@@ -135,7 +135,7 @@ def test_a_budget_that_is_changed_begins_with_free_slots(desk: Desk) -> None:
 
 
 def test_what_expires_before_its_slot_takes_none(desk: Desk) -> None:
-    """It waits until it expires; the slot is the next one's. One that expires later takes its slot."""
+    """It waits until it expires, and the next message gets the slot. A message that expires after its slot takes it."""
     first = due_of(desk, Pace(QUEUE, SELDOM))
     for latest in (first + GAP - 1, first + GAP):
         assert due_of(desk, Pace(QUEUE, SELDOM, latest)) == latest
@@ -143,21 +143,21 @@ def test_what_expires_before_its_slot_takes_none(desk: Desk) -> None:
 
 
 def test_a_budget_of_next_to_nothing_loses_nothing(desk: Desk) -> None:
-    """A slot of more than a hundred years is one of a hundred years: a time that calendars know."""
+    """A slot of more than a hundred years counts as a hundred years, so that calendars can hold the date."""
     dues = [due_of(desk, Pace(QUEUE, 1e-300)) for _ in range(4)]
     assert dues == sorted(dues)
     assert dues[-1] <= desk.transport.now_ms() + 101 * 366 * 86_400_000
 
 
 def test_a_repeat_takes_no_second_slot(desk: Desk) -> None:
-    """A transition whose answer was lost is asked for again."""
+    """A transition whose answer was lost is sent again, and keeps its slot."""
     pace, tag = Pace(QUEUE, SELDOM), hold(desk)
     assert [send_back(desk, pace, tag) for _ in range(2)] == [Answer.DONE, Answer.ALREADY]
     assert due_of(desk, pace) < desk.transport.now_ms() + GAP + 1
 
 
 def test_the_slots_go_when_they_are_over(desk: Desk) -> None:
-    """What is past is forgotten at the next look, and the key a minute after its last slot."""
+    """Past slots are removed at the next look, and the key expires a minute after its last slot."""
     pace, now = Pace(QUEUE, SELDOM), desk.transport.now_ms()
     past = {f"{now - at}": now - at + 1 for at in range(1000, 1150)}
     desk.client.zadd(SLOTS, past)
@@ -169,7 +169,7 @@ def test_the_slots_go_when_they_are_over(desk: Desk) -> None:
 
 
 def test_a_prefix_is_kept_to(any_server: Server) -> None:
-    """The slots lie below it, as everything does."""
+    """The slots are stored below it, as every key is."""
     desk = Desk(any_server, prefix="shop:")
     due_of(desk, Pace(QUEUE, SELDOM))
     assert desk.client.exists(f"shop:{SLOTS}")
@@ -179,7 +179,7 @@ def test_a_prefix_is_kept_to(any_server: Server) -> None:
 
 
 def test_a_full_server_paces_too(desk: Desk) -> None:
-    """Its first write frees, so that the script runs to its end."""
+    """The first write of the script frees memory, so that it runs to its end."""
     tags = [hold(desk) for _ in range(2)]
     desk.client.config_set("maxmemory", 1)
     assert [send_back(desk, Pace(QUEUE, SELDOM), tag) for tag in tags] == [Answer.DONE, Answer.DONE]
@@ -189,9 +189,9 @@ def test_a_full_server_paces_too(desk: Desk) -> None:
 
 @pytest.mark.parametrize("broken", ["redelivery:outcomes", SLOTS, f"redelivery:delayed:messages:{QUEUE}"])
 def test_a_slot_is_given_back_where_the_message_cannot_move(desk: Desk, broken: str) -> None:
-    """The message stays held, and the slots are as they were; mended, it takes the one that it would have had."""
+    """The message stays held, and the slots are unchanged; after the mend it takes the slot that it would have had."""
     pace, base = Pace(QUEUE, SELDOM), desk.transport.now_ms() + HOUR
-    for at in (0, 3):  # the hole between is too short for two, and is closed behind the next one
+    for at in (0, 3):  # the gap is too short for two slots, and closes after the next one
         due_of(desk, pace, due_ms=base + at * GAP)
     desk.client.expire(SLOTS, 9999)
     kept, tag, before = desk.client.dump(broken), hold(desk), desk.client.zrange(SLOTS, 0, -1, withscores=True)
@@ -209,7 +209,7 @@ def test_a_slot_is_given_back_where_the_message_cannot_move(desk: Desk, broken: 
 
 
 def test_a_user_who_may_not_take_slots_loses_nothing(desk: Desk) -> None:
-    """Rights that end in the middle of the script leave the message held, and nothing else behind."""
+    """If its rights end in the middle of the script, the message stays held, and nothing else is changed."""
     tag, pool = hold(desk), desk.client.connection_pool.connection_kwargs
     desk.client.execute_command("ACL", "SETUSER", "limited", "on", "nopass", "~*", "&*", "+@all", "-pexpire")
     allowed, desk.transport.client = desk.client, Redis(unix_socket_path=pool["path"], username="limited", password="-")
@@ -224,7 +224,7 @@ def test_a_user_who_may_not_take_slots_loses_nothing(desk: Desk) -> None:
 
 
 def test_a_budget_is_a_queues() -> None:
-    """By pattern, as all settings; what a task's row says of it holds for no queue."""
+    """It is set by queue patterns, as all settings are; a task's row cannot set it."""
     rows = {"queues": {"orders.#": {"redeliveries_per_second": 5}}, "tasks": {"#": {"redeliveries_per_second": 1}}}
     loaded = RedeliverySettings.load(rows)
     assert [loaded.policy_for(name).policy.redeliveries_per_second for name in ("orders.new", "mails")] == [5.0, None]
@@ -239,7 +239,7 @@ def test_a_budget_is_a_number_above_nothing(value: Any) -> None:
 
 
 def test_what_a_dead_worker_had_started_is_paced_and_what_it_had_not_is_not(desk: Desk) -> None:
-    """A counted crash is a failed attempt; what is given back uncounted has not reached anybody's downstream."""
+    """A counted crash is a failed attempt; a message that is given back uncounted has not put load on any downstream service."""
     rows = {"queues": {"#": {"redelivery_delay": 0, "redeliveries_per_second": SELDOM}}}
     desk.install.policies.__dict__["settings"] = RedeliverySettings.load(rows)
     for task_id in ("one", "two", "innocent"):

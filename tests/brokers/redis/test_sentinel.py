@@ -45,7 +45,7 @@ def free_ports(count: int) -> list[int]:
 
 @dataclass
 class Watched(Asked):
-    """A master and a replica under sentinels: what a shop takes for a server. `client` is the master's, whoever that is."""
+    """A master and a replica under sentinels, used by a shop like a `Server`. `client` is connected to the current master."""
 
     folder: Path
     binary: str
@@ -53,7 +53,7 @@ class Watched(Asked):
     sentinels: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def start(self, sentinels: int) -> Watched:
-        """Start them all, and wait until the replica is in step and the sentinels know of it and of one another."""
+        """Start them all, and wait until the replica is in sync and the sentinels know of it and of one another."""
         ports = free_ports(2 + sentinels)
         for port in ports[:2]:
             options = {"port": str(port), "bind": "127.0.0.1", "appendonly": "yes", "repl-diskless-sync-delay": "0"}
@@ -91,7 +91,7 @@ class Watched(Asked):
 
     @property
     def master(self) -> int:
-        """The port of the master, as most sentinels say."""
+        """The port of the master, according to most sentinels."""
         said = []
         for port in self.sentinels:
             with Redis(port=port) as client:
@@ -130,7 +130,7 @@ def watched() -> Iterator[Watched]:
 
 
 class Load(threading.Thread):
-    """A producer that publishes until it is told to stop. `confirmed` are the ids of publications that did not fail."""
+    """A producer that publishes until it is stopped. `confirmed` are the ids of publications that did not fail."""
 
     def __init__(self, shop: Shop) -> None:
         super().__init__(daemon=True)
@@ -169,7 +169,7 @@ def test_a_failover_under_load_loses_nothing_that_a_replica_confirmed(watched: W
             until(lambda: len(load.confirmed) >= 60)
             watched.servers[before].kill()
             until(lambda: watched.master != before, 90, "Sentinel to choose another master")
-            watched.servers[before].start()  # it comes back as a replica: until then each confirmation is waited for in vain
+            watched.servers[before].start()  # it comes back as a replica: until then no confirmation can come
             reached = len(load.confirmed)
             until(lambda: len(load.confirmed) >= reached + 30, 120, "publications to go on")
             load.over.set()
@@ -189,7 +189,7 @@ def ended(shop: Shop) -> set[str]:
 
 
 def test_the_replica_confirms_before_a_transition_counts(any_server: Server) -> None:
-    """`WAIT` is asked on the connection that wrote: what was answered is on the replica already; without one, a line says so."""
+    """`WAIT` runs on the connection that wrote: an answered write is on the replica already. Without a replica a line says so."""
     [port] = free_ports(1)
     folder = any_server.folder / "replica"
     folder.mkdir()

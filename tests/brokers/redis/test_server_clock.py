@@ -1,4 +1,4 @@
-"""The server's clock, as a worker knows it: pure."""
+"""A worker's estimate of the server's clock; no server is needed."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from redelivery.middleware.brokers.redis.receiving.server_clock import MEMORY, S
 
 @pytest.fixture
 def passing(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """This machine's monotonic clock (seconds), moved by hand."""
+    """This machine's monotonic clock (seconds), advanced by hand."""
     now = [1000.0]
     monkeypatch.setattr(server_clock, "time", SimpleNamespace(monotonic=lambda: now[0]))
     return now
 
 
 def test_an_answer_that_is_read_late_does_not_set_the_clock_back(passing: list[float]) -> None:
-    """A busy worker reads an answer 0.9 s after it was given: what it knew before was truer."""
+    """A busy worker reads an answer 0.9 s after the server sent it: the earlier estimate is better."""
     clock = ServerClock()
     clock.heard(5_000_000)
     passing[0] += 1.0
@@ -29,7 +29,7 @@ def test_an_answer_that_is_read_late_does_not_set_the_clock_back(passing: list[f
 
 
 def test_an_answer_that_is_read_sooner_sets_it_right(passing: list[float]) -> None:
-    """The first answer had been read late."""
+    """The first answer had been read late, so the second one is closer to the truth."""
     clock = ServerClock()
     clock.heard(5_000_000)
     passing[0] += 1.0
@@ -39,7 +39,7 @@ def test_an_answer_that_is_read_sooner_sets_it_right(passing: list[float]) -> No
 
 
 def test_a_clock_that_was_set_back_is_believed_within_two_memories(passing: list[float]) -> None:
-    """What was heard before is forgotten in time."""
+    """Older answers are forgotten after `MEMORY`, so the new time is believed."""
     clock = ServerClock()
     clock.heard(5_000_000)
     for _ in range(3):
@@ -49,7 +49,7 @@ def test_a_clock_that_was_set_back_is_believed_within_two_memories(passing: list
 
 
 def test_it_is_known_once_it_was_heard() -> None:
-    """Before that it must be asked."""
+    """Before the first answer it is unknown, and must be asked for."""
     clock = ServerClock()
     assert not clock.is_known
     clock.heard(round(time.time() * 1000))

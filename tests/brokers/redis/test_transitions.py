@@ -1,4 +1,4 @@
-"""The transitions on Redis, each against a real server: what moves, is recorded, is refused, and what a full server does."""
+"""The transitions on Redis, each against a real server: moves, records, refusals, and the behaviour of a full server."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def message(body: str = "a") -> bytes:
 
 
 def test_acknowledge_ends_and_records_in_one_step(bench: Bench) -> None:
-    """The message is held nowhere, and the log says how it ended."""
+    """Afterwards the message is held nowhere, and the log says how it ended."""
     tag = bench.take()
     assert bench.transport.acknowledge(tag, event(Outcome.SUCCEEDED)) is Answer.DONE
     assert not bench.client.exists("unacked", "unacked_index")
@@ -54,7 +54,7 @@ def test_a_repeated_transition_is_answered_already_and_records_nothing(bench: Be
 
 @pytest.mark.parametrize("transition", ["acknowledge", "defer", "dead_letter"])
 def test_what_was_given_to_another_is_refused(bench: Bench, transition: str) -> None:
-    """A stalled worker that wakes changes nothing that is no longer its own."""
+    """A stalled worker that wakes up cannot change messages that belong to another worker now."""
     tag = bench.take()
     bench.transport.leases.fence("w", b"0")
     bench.transport.release([Held(tag, QUEUE, QUEUE, message(), 0)])
@@ -90,7 +90,7 @@ def test_defer_holds_the_message_until_it_is_due_by_the_servers_clock(bench: Ben
 
 @pytest.mark.parametrize(("first", "order"), [(True, ["a", "b"]), (False, ["b", "a"])])
 def test_defer_without_delay_goes_straight_back(bench: Bench, *, first: bool, order: list[str]) -> None:
-    """To where it was taken from, or behind the others."""
+    """It goes to the head of its list, or behind the others."""
     tag = bench.take()
     bench.publish("b")
     bench.transport.defer(tag, QUEUE, message(), task_id="a", event=None, delay_ms=0, first=first)
@@ -98,7 +98,7 @@ def test_defer_without_delay_goes_straight_back(bench: Bench, *, first: bool, or
 
 
 def test_promote_moves_the_earliest_first_and_no_more_than_its_bound(bench: Bench) -> None:
-    """Each call is bounded; the answer says how long there is nothing to do."""
+    """Each call is bounded; the answer says how long nothing is due."""
     soon = bench.transport.now_ms() + 200
     for body in "cab":
         bench.transport.defer(bench.take(body), QUEUE, message(body), task_id=body, event=None, due_ms=soon + ord(body))
@@ -133,7 +133,7 @@ def test_dead_letter_moves_to_the_queue_and_remembers_its_origin(bench: Bench) -
 
 
 def test_release_restores_the_order(bench: Bench) -> None:
-    """What was not run is taken next again, as it was."""
+    """Messages that did not run are taken next again, unchanged."""
     bench.publish("a", "b", "c")
     answer = bench.receive(2)
     held = [Held(answer[at].decode(), QUEUE, QUEUE, answer[at + 2], 0) for at in (4, 7)]
@@ -154,7 +154,7 @@ def test_redrive_moves_a_letter_once(bench: Bench) -> None:
 
 
 def test_only_a_counter_that_stood_still_is_fenced(bench: Bench) -> None:
-    """Between the look and the deed the owner may have renewed."""
+    """The owner may have renewed its lease after the check and before the fence."""
     assert bench.transport.leases.renew("w")
     assert not bench.transport.leases.fence("w", b"0")
     assert bench.transport.leases.fence("w", b"1")
@@ -162,7 +162,7 @@ def test_only_a_counter_that_stood_still_is_fenced(bench: Bench) -> None:
 
 
 def test_a_start_is_recorded_only_for_what_is_held(bench: Bench) -> None:
-    """A message that was given to another must not run here."""
+    """A message that belongs to another worker must not run here."""
     tag = bench.take()
     assert bench.transport.start(tag) is Answer.DONE
     assert [value is not None for value in bench.transport.leases.started([tag, "w:99"])] == [True, False]
@@ -183,7 +183,7 @@ def test_every_name_carries_the_prefix(any_server: Server) -> None:
 
 
 def test_a_full_server_still_lets_messages_end_and_move(bench: Bench) -> None:
-    """With `maxmemory` reached a publication is refused; whatever ends or moves a message is carried out."""
+    """With `maxmemory` reached a publication is refused, but a transition that ends or moves a message is carried out."""
     tags = [bench.take(body) for body in "abcd"]
     bench.publish("e")
     bench.client.config_set("maxmemory-policy", "noeviction")
@@ -204,7 +204,7 @@ def test_a_full_server_still_lets_messages_end_and_move(bench: Bench) -> None:
 
 
 def test_a_script_is_loaded_again_after_the_server_forgot_it(bench: Bench) -> None:
-    """A restart or SCRIPT FLUSH costs one more call, not a message."""
+    """After a restart or SCRIPT FLUSH, one more call is needed, and no message is lost."""
     tag = bench.take()
     bench.client.script_flush()
     assert bench.transport.acknowledge(tag, None) is Answer.DONE
@@ -214,7 +214,7 @@ def test_a_script_is_loaded_again_after_the_server_forgot_it(bench: Bench) -> No
 
 
 def everything(bench: Bench) -> dict[bytes, Any]:
-    """All that the broker holds, but for what plain workers find held messages by, and its clock."""
+    """All keys of the broker with their values, except `unacked_index` and `redelivery:delayed`."""
     read = {
         b"string": bench.client.get,
         b"list": lambda name: bench.client.lrange(name, 0, -1),
@@ -264,7 +264,7 @@ def moves(bench: Bench, tag: str) -> dict[str, Any]:
     ],
 )
 def test_a_key_of_another_type_leaves_the_message_held(bench: Bench, move: str, name: str) -> None:
-    """Lua does not roll back: whatever a script cannot add, it has not taken; mended, the same transition is carried out."""
+    """Lua does not roll back, so a script must check before it writes; after the mend the same transition is carried out."""
     tag = bench.take()
     was: Any = bench.client.dump(name)
     bench.client.delete(name)
@@ -294,7 +294,7 @@ def test_a_key_of_another_type_leaves_the_message_held(bench: Bench, move: str, 
     ],
 )
 def test_a_command_that_may_not_be_used_leaves_the_message_held(bench: Bench, move: str, command: str) -> None:
-    """A user whose rights end in the middle of a script loses nothing by it."""
+    """If the user's rights end in the middle of a script, no message is lost."""
     tag = bench.take()
     before = everything(bench)
     bench.client.execute_command("ACL", "SETUSER", "limited", "on", "nopass", "~*", "&*", "+@all", f"-{command}")
@@ -308,7 +308,7 @@ def test_a_command_that_may_not_be_used_leaves_the_message_held(bench: Bench, mo
 
 
 def test_a_publication_that_cannot_be_recorded_is_not_published(bench: Bench) -> None:
-    """Else its publisher would try again, and publish twice."""
+    """Otherwise its publisher would try again, and publish twice."""
     bench.publish("a")
     bench.client.set("redelivery:outcomes", "no stream")
     with pytest.raises(ResponseError, match="WRONGTYPE"):
@@ -317,7 +317,7 @@ def test_a_publication_that_cannot_be_recorded_is_not_published(bench: Bench) ->
 
 
 def test_a_list_of_another_type_costs_the_batch_nothing(bench: Bench) -> None:
-    """The lists before and behind it are emptied as ever; alone, it is an error, and nothing is taken under that number."""
+    """The other lists are emptied as usual. If it is the only list, the call is an error, and takes nothing under that number."""
     bench.publish("a1", "a2")
     bench.publish("c")
     bench.publish("slow", priority=9)
@@ -334,7 +334,7 @@ def test_a_list_of_another_type_costs_the_batch_nothing(bench: Bench) -> None:
 
 @pytest.mark.parametrize("name", ["unacked", "unacked_index", "redelivery:received:w"])
 def test_what_cannot_be_recorded_as_held_stays_in_its_list(bench: Bench, name: str) -> None:
-    """No message of the batch is taken, and the number stands for the next call."""
+    """No message of the batch is taken, and its number can be used for the next call."""
     bench.publish("a", "b")
     bench.client.set(name, "of another type")
     with pytest.raises(ResponseError, match="WRONGTYPE"):
@@ -344,7 +344,7 @@ def test_what_cannot_be_recorded_as_held_stays_in_its_list(bench: Bench, name: s
 
 
 def test_promote_leaves_a_destination_alone_whose_list_is_of_another_type(bench: Bench) -> None:
-    """Its messages wait, the others' move, and it is not asked again in a circle."""
+    """Messages for that queue wait, the others move, and promotion does not retry them in a loop."""
     for body, where in (("a", "broken"), ("b", QUEUE)):
         bench.transport.defer(bench.take(body), where, message(body), task_id=body, event=None, delay_ms=1)
     bench.client.set("broken", "no list")
@@ -363,7 +363,7 @@ def test_promote_leaves_a_destination_alone_whose_list_is_of_another_type(bench:
 
 @pytest.mark.parametrize("name", [QUEUE, "redelivery:outcomes"])
 def test_a_redrive_that_cannot_end_leaves_the_letter_where_it_was(bench: Bench, name: str) -> None:
-    """In its place among the others, and recorded as nothing."""
+    """It keeps its place among the others, and nothing is recorded."""
     letters = [message(body) for body in "abc"]
     bench.client.rpush("DLQ", *letters)
     bench.client.set(name, "of another type")
@@ -374,7 +374,7 @@ def test_a_redrive_that_cannot_end_leaves_the_letter_where_it_was(bench: Bench, 
 
 
 def test_release_gives_back_the_others(bench: Bench) -> None:
-    """One list of another type does not keep its neighbours' messages."""
+    """One list of another type does not hold up the messages of the other lists."""
     tags = [bench.take(body) for body in "ab"]
     bench.client.set("other", "no list")
     held = [Held(tag, where, where, message(body), 0) for tag, where, body in zip(tags, (QUEUE, "other"), "ab", strict=True)]
@@ -385,7 +385,7 @@ def test_release_gives_back_the_others(bench: Bench) -> None:
 
 @pytest.mark.parametrize("name", ["redelivery:recovering", "redelivery:owners"])
 def test_an_owner_is_fenced_or_registered_whole_or_not_at_all(bench: Bench, name: str) -> None:
-    """A lease that ends is noted as to be recovered; one that begins, as somebody's."""
+    """A fenced owner is marked for recovery, and a new one is registered as an owner, in the same step."""
     bench.client.delete(name)
     bench.client.set(name, "of another type")
     with pytest.raises(ResponseError, match="WRONGTYPE"):
@@ -394,7 +394,7 @@ def test_an_owner_is_fenced_or_registered_whole_or_not_at_all(bench: Bench, name
 
 
 def test_a_full_server_lets_an_event_alone_through(bench: Bench) -> None:
-    """Else the worker that could empty it would wait behind an arrival that cannot be recorded."""
+    """Otherwise the worker that could empty it would wait for an arrival that cannot be recorded."""
     bench.client.config_set("maxmemory-policy", "noeviction")
     bench.client.config_set("maxmemory", 1)
     assert bench.transport.acknowledge("", event(Outcome.RECEIVED)) is Answer.DONE

@@ -1,4 +1,4 @@
-"""One push wakes one worker: who watches a queue, who is woken next, and what happens where the one that watches does not come."""
+"""One push wakes one worker: which worker watches a queue, which is woken next, and what happens if the watcher does not come."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from tests.support.running import Shop
     from tests.support.servers import Server
 
-#: When an owner is to look again, in milliseconds: one that watches or waits, and a deputy.
+#: When an owner must look again, in milliseconds: one that watches or waits, and a deputy.
 LOOK, SECOND_LOOK = 5000, 1000
-#: How long a queue that nobody looks at is remembered, in milliseconds.
+#: How long a queue without any look is remembered, in milliseconds.
 MONTH = 30 * 86_400_000
 
 
@@ -37,11 +37,11 @@ class OneConnection(ConnectionPool):
         self.one.connect()
 
     def get_connection(self, *_: Any, **__: Any) -> Any:
-        """As redis-py's, which would part with a connection on which something waits to be read."""
+        """As redis-py's, which would drop a connection that has unread data."""
         return self.one
 
     def release(self, connection: Any) -> None:
-        """It stays."""
+        """Keep the connection."""
 
 
 class Owner:
@@ -60,14 +60,14 @@ class Owner:
         self.pushes += len(push[1])
 
     def _look(self, *keys: str) -> int:
-        """Have the server tell when one of these keys changes; how many there are."""
+        """Have the server report changes of these keys; returns their number."""
         self.client.execute_command("CLIENT", "CACHING", "YES")
         return int(self.client.exists(*keys))
 
     def ask(self, budget: int = 10, *, is_look: bool = False, queues: tuple[str, ...] = (QUEUE,)) -> tuple[list[str], int]:
-        """The messages that it was given, and when it looks again; each message keeps a process busy."""
+        """The messages that it gets, and when it must look again; each message keeps a process busy."""
         self.calls, keys = self.calls + 1, self.bench.keys
-        self.bench.let_pass(1)  # what woke it has gone: a key that goes later is news, too
+        self.bench.let_pass(1)  # the key that woke it is gone: if it goes again later, that is another push
         self._look(keys.woken(self.token))
         answer = self.bench.receive(
             budget, number=self.calls, token=self.token, queues=queues, free=self.free, is_look=is_look, client=self.client
@@ -81,7 +81,7 @@ class Owner:
         return bodies, int(answer[2])
 
     def acknowledge(self) -> bool:
-        """End a message, which frees a process; whether this owner waits as a free one from then on, and need not ask."""
+        """End a message, which frees a process; returns whether this owner now waits as a free one, and need not ask."""
         keys, tag = self.bench.keys, self.held.pop(0)
         held = [keys.unacked, keys.unacked_index, keys.starts, keys.leases, keys.outcomes]
         lists = [keys.list(name) for name in keys.list_names(QUEUE)]
@@ -108,14 +108,14 @@ def bench(any_server: Server) -> Bench:
 
 @pytest.fixture
 def owners(bench: Bench, any_server: Server) -> Iterator[Callable[..., list[Owner]]]:
-    """Makes owners, each of which has asked and found nothing, one after the other; the first of them watches."""
+    """Makes owners; each asks in turn and finds nothing, and the first of them watches."""
     made: list[Owner] = []
 
     def make(count: int, processes: int = 1) -> list[Owner]:
         fresh = [Owner(bench, any_server, f"o{len(made) + number}", processes) for number in range(count)]
         for each in fresh:
             assert each.ask()[0] == []
-            bench.let_pass(1)  # who has waited longer is known by the millisecond
+            bench.let_pass(1)  # the order of waiting is known by the millisecond
         made.extend(fresh)
         return fresh
 
@@ -125,19 +125,19 @@ def owners(bench: Bench, any_server: Server) -> Iterator[Callable[..., list[Owne
 
 
 def woken(owners: list[Owner]) -> list[int]:
-    """Which of them were woken."""
+    """The numbers of the owners that were woken."""
     return [number for number, each in enumerate(owners) if each.was_woken()]
 
 
 def test_one_push_wakes_one_of_many(bench: Bench, owners: Callable[..., list[Owner]]) -> None:
-    """A plain producer's, too, for it is the list that is looked at."""
+    """This holds for a plain producer too, because the list itself is watched."""
     five = owners(5)
     bench.publish("a")
     assert woken(five) == [0]
 
 
 def test_who_becomes_busy_wakes_the_one_that_has_waited_longest(bench: Bench, owners: Callable[..., list[Owner]]) -> None:
-    """And so on: each message wakes one, which takes it, and makes the next one the watcher."""
+    """Each message wakes the watcher, which takes it and makes the next one the watcher."""
     four = owners(4)
     for number in range(3):
         bench.publish(f"message {number}")
@@ -148,14 +148,14 @@ def test_who_becomes_busy_wakes_the_one_that_has_waited_longest(bench: Bench, ow
 
 
 def test_where_many_wait_each_looks_half_as_often(owners: Callable[..., list[Owner]]) -> None:
-    """The watcher looks as often as in a small fleet, and so does the deputy."""
+    """The watcher and the deputy look as often as in a small fleet; the others look half as often."""
     ten = owners(10)
     assert [each.ask()[1] for each in (*ten[:3], ten[9])] == [LOOK, SECOND_LOOK, 2 * LOOK, 2 * LOOK]
     assert [each.ask()[1] for each in owners(1)] == [2 * LOOK]
 
 
 def test_where_few_wait_each_looks_as_often(owners: Callable[..., list[Owner]]) -> None:
-    """Eight wait, and one watches."""
+    """With one watcher and eight that wait, each looks at the usual interval."""
     assert [each.ask()[1] for each in owners(9)] == [LOOK, SECOND_LOOK, *[LOOK] * 7]
 
 
@@ -173,7 +173,7 @@ def test_who_has_a_process_left_goes_on_watching(bench: Bench, owners: Callable[
 
 
 def test_as_many_are_woken_as_there_is_work_for(bench: Bench, owners: Callable[..., list[Owner]]) -> None:
-    """Who cannot take all there is wakes the next one."""
+    """An owner that cannot take all messages wakes the next one."""
     three = owners(3)
     bench.publish("a", "b", "c", "d", "e")
     assert woken(three) == [0]
@@ -181,11 +181,11 @@ def test_as_many_are_woken_as_there_is_work_for(bench: Bench, owners: Callable[.
     assert woken(three) == [1]
     assert three[1].ask(2) == (["c", "d"], 0)
     assert woken(three) == [2]
-    assert three[2].ask(2) == (["e"], LOOK)  # nobody else waits
+    assert three[2].ask(2) == (["e"], LOOK)  # no other owner waits
 
 
 def test_who_is_woken_without_room_hands_on(bench: Bench, owners: Callable[..., list[Owner]]) -> None:
-    """It asks for nothing, so that another one takes the message."""
+    """It takes no message, and wakes the next owner instead."""
     two = owners(2)
     bench.publish("a")
     assert woken(two) == [0]
@@ -197,7 +197,7 @@ def test_who_is_woken_without_room_hands_on(bench: Bench, owners: Callable[..., 
 def test_a_busy_owner_watches_where_all_are_busy_and_the_first_free_one_instead(
     bench: Bench, owners: Callable[..., list[Owner]]
 ) -> None:
-    """A worker that runs tasks in its main process hears nothing meanwhile: a free one takes the watch over."""
+    """A worker that runs tasks in its main process notices no push meanwhile, so a free one takes over the watch."""
     two = owners(2)
     bench.publish("a", "b")
     assert two[0].ask(1)[0] == ["a"]
@@ -211,7 +211,7 @@ def test_a_busy_owner_watches_where_all_are_busy_and_the_first_free_one_instead(
 
 
 def test_who_is_free_again_says_so_with_its_acknowledgement(bench: Bench, owners: Callable[..., list[Owner]]) -> None:
-    """It is the last of the free ones from then on, before all that are busy, and asks for nothing."""
+    """It joins the end of the free owners, before all busy ones, and need not ask."""
     four = owners(4)
     for number in range(2):  # 0 and 1 are busy, 2 watches, and 3 waits
         bench.publish(f"message {number}")
@@ -231,7 +231,7 @@ def test_who_is_free_again_says_so_with_its_acknowledgement(bench: Bench, owners
             assert woken(four) == [after]
             assert four[after].ask()[0] == []
         else:
-            assert look == LOOK  # all are busy: it watches all the same
+            assert look == LOOK  # all are busy, so it stays the watcher
 
 
 def _leave(bench: Bench, owner: Owner) -> None:
@@ -240,7 +240,7 @@ def _leave(bench: Bench, owner: Owner) -> None:
 
 @pytest.mark.parametrize("gone", ["watcher", "deputy", "both", "nobody"])
 def test_who_may_be_needed_for_one_that_has_left_asks(bench: Bench, owners: Callable[..., list[Owner]], gone: str) -> None:
-    """Workers that have stopped are still known as the watcher and the deputy."""
+    """Workers that have stopped are still recorded as watcher and deputy, so it must ask itself."""
     three = owners(3)
     bench.publish("a")
     assert three[0].ask()[0] == ["a"]
@@ -252,7 +252,7 @@ def test_who_may_be_needed_for_one_that_has_left_asks(bench: Bench, owners: Call
 
 
 def test_who_is_free_again_takes_what_lies_there(bench: Bench, owners: Callable[..., list[Owner]]) -> None:
-    """The watcher may have died, or may be taken up by something else."""
+    """The watcher may have died or be busy with something else."""
     three = owners(3)
     bench.publish("a")
     assert three[0].ask()[0] == ["a"]
@@ -263,19 +263,19 @@ def test_who_is_free_again_takes_what_lies_there(bench: Bench, owners: Callable[
 
 
 def test_who_is_needed_asks_when_it_is_free_again(bench: Bench, owners: Callable[..., list[Owner]]) -> None:
-    """Nobody is the deputy, the watcher is busy, or it was woken or has asked since: its acknowledgement says nothing."""
+    """There is no deputy, the watcher is busy, or this owner was woken or has asked since: the acknowledgement is not enough."""
     three = owners(3)
     bench.publish("a", "b", "c", "d")
     assert three[0].ask(1)[0] == ["a"]
     assert three[1].ask(1)[0] == ["b"]
-    assert not three[0].acknowledge()  # it was the watcher when it asked, and waits for nothing
+    assert not three[0].acknowledge()  # it was the watcher when it asked, and is not recorded as waiting
     assert three[0].ask(1) == (["c"], 0)
     assert three[2].ask() == (["d"], LOOK)  # all are busy, and this one watches
     assert three[1].ask() == ([], -LOOK)
     assert not three[1].acknowledge()
     assert three[1].ask() == ([], LOOK)
     assert three[0].ask() == ([], -LOOK)
-    assert not three[0].acknowledge()  # nobody is the deputy
+    assert not three[0].acknowledge()  # there is no deputy
     assert three[0].ask() == ([], SECOND_LOOK)
     assert three[2].ask() == ([], -LOOK)
     bench.client.hset(bench.keys.received("o2"), "number", three[2].calls + 1)
@@ -284,7 +284,7 @@ def test_who_is_needed_asks_when_it_is_free_again(bench: Bench, owners: Callable
 
 @pytest.mark.parametrize("key", ["watch", "idle", "received"])
 def test_keys_of_another_type_end_no_acknowledgement(bench: Bench, owners: Callable[..., list[Owner]], key: str) -> None:
-    """The message is ended and recorded, and its worker asks."""
+    """The message is ended and recorded, and its worker then asks."""
     three = owners(3)
     bench.publish("a")
     assert three[0].ask()[0] == ["a"]
@@ -296,7 +296,7 @@ def test_keys_of_another_type_end_no_acknowledgement(bench: Bench, owners: Calla
 
 
 def test_a_watcher_whose_lease_has_ended_has_lost_the_watch(bench: Bench, owners: Callable[..., list[Owner]]) -> None:
-    """The next one that asks has it."""
+    """The next owner that asks becomes the watcher."""
     two = owners(2)
     assert bench.transport.leases.fence("o0", b"0")
     assert two[1].ask() == ([], LOOK)
@@ -307,7 +307,7 @@ def test_a_watcher_whose_lease_has_ended_has_lost_the_watch(bench: Bench, owners
 def test_the_deputy_looks_each_second_and_takes_the_watch_from_one_that_does_not_come(
     bench: Bench, owners: Callable[..., list[Owner]]
 ) -> None:
-    """A watcher that was killed a moment ago has a lease still."""
+    """A watcher that was killed a moment ago still has a lease."""
     three = owners(3, processes=2)
     assert [each.ask()[1] for each in three] == [LOOK, SECOND_LOOK, LOOK]
     bench.publish("a")
@@ -318,7 +318,7 @@ def test_the_deputy_looks_each_second_and_takes_the_watch_from_one_that_does_not
 
 
 def test_one_that_was_handed_the_watch_and_does_not_come_loses_it(bench: Bench, owners: Callable[..., list[Owner]]) -> None:
-    """It died between the handing over and its looking; the next one that waits is the deputy."""
+    """It died after it was made the watcher and before it looked; the next owner that waits becomes the deputy."""
     three = owners(3)
     bench.publish("a")
     assert three[0].ask()[0] == ["a"]
@@ -335,7 +335,7 @@ def test_one_that_was_handed_the_watch_and_does_not_come_loses_it(bench: Bench, 
 
 
 def test_each_queue_has_a_watcher_of_its_own(bench: Bench, owners: Callable[..., list[Owner]], any_server: Server) -> None:
-    """An owner of two queues is woken by the one that it watches; while it is busy others come first for both."""
+    """An owner of two queues is woken by the one that it watches; while it is busy, others watch both."""
     both = Owner(bench, any_server, "both", processes=2)
     assert both.ask(queues=(QUEUE, "other")) == ([], LOOK)
     (single,) = owners(1)
@@ -350,7 +350,7 @@ def test_each_queue_has_a_watcher_of_its_own(bench: Bench, owners: Callable[...,
 
 
 def test_a_watch_of_another_type_has_everybody_look_each_second(bench: Bench) -> None:
-    """Messages are received all the same."""
+    """Messages are still received."""
     bench.client.set(bench.keys.watch(QUEUE), "no hash")
     bench.publish("a")
     answer = bench.receive(10, free=2)
@@ -358,7 +358,7 @@ def test_a_watch_of_another_type_has_everybody_look_each_second(bench: Bench) ->
 
 
 def test_who_hears_no_pushes_never_watches(bench: Bench, owners: Callable[..., list[Owner]]) -> None:
-    """It polls, and those that hear are woken as ever."""
+    """It polls, and owners that get pushes are woken as usual."""
     (one,) = owners(1)
     answer = bench.receive(10, free=-1)
     assert answer[2] == 0
@@ -370,7 +370,7 @@ def test_who_hears_no_pushes_never_watches(bench: Bench, owners: Callable[..., l
 
 @pytest.mark.parametrize("pool", first_quick(["solo", "prefork"]))
 def test_an_idle_worker_takes_what_comes_while_another_one_is_busy(shop: Callable[..., Shop], pool: str) -> None:
-    """A worker that runs a task in its main process hears no push meanwhile: it has handed the watch on before."""
+    """A worker that runs a task in its main process notices no push meanwhile, so it has passed the watch on before."""
     here = shop()
     for _ in range(2):
         here.start(pool=pool, concurrency=1)
@@ -383,7 +383,7 @@ def test_an_idle_worker_takes_what_comes_while_another_one_is_busy(shop: Callabl
 
 
 def test_a_worker_that_hears_a_push_asks_for_the_message_before_it_looks_at_its_queue(shop: Callable[..., Shop]) -> None:
-    """One answer lies between the push and the message."""
+    """There is only one round trip between the push and the message."""
     here = shop()
     here.start(pool="solo")
     here.ended(here.send("ok"), "succeeded")
@@ -401,7 +401,7 @@ def test_a_worker_that_hears_a_push_asks_for_the_message_before_it_looks_at_its_
 
 @pytest.mark.parametrize("pool", ["solo", "prefork", "threads"])
 def test_a_task_costs_a_fleet_that_waits_one_asking(shop: Callable[..., Shop], pool: str) -> None:
-    """Who has run it waits again with its acknowledgement, except one that becomes the deputy. The deputy looks each second."""
+    """The worker that has run it waits again with its acknowledgement, unless it becomes the deputy, which looks each second."""
     here, count = shop(), 40
     for _ in range(6):
         here.start(pool=pool, concurrency=1)
@@ -418,7 +418,7 @@ def test_a_task_costs_a_fleet_that_waits_one_asking(shop: Callable[..., Shop], p
 
 
 def test_what_comes_after_the_watcher_was_killed_is_taken_by_the_others(shop: Callable[..., Shop]) -> None:
-    """Before its lease has ended: the others look for themselves."""
+    """The others look by themselves before its lease has ended."""
     here = shop(settings={"lease": 600})
     workers = [here.start(pool="solo", concurrency=1) for _ in range(3)]
     here.ended(here.send("ok"), "succeeded")
@@ -434,7 +434,7 @@ def test_what_comes_after_the_watcher_was_killed_is_taken_by_the_others(shop: Ca
 def test_what_is_known_of_a_queue_that_nobody_consumes_any_more_goes_by_itself(
     bench: Bench, owners: Callable[..., list[Owner]]
 ) -> None:
-    """Thirty days after the last look: an app that makes a queue for each tenant leaves no keys behind for ever."""
+    """Its keys expire thirty days after the last look: an app that makes a queue for each tenant leaves none behind for ever."""
     _, second = owners(2)
     watch, idle = bench.keys.watch(QUEUE), bench.keys.idle(QUEUE)
     assert MONTH - 60_000 < bench.client.pttl(watch) <= MONTH
@@ -447,7 +447,7 @@ def test_what_is_known_of_a_queue_that_nobody_consumes_any_more_goes_by_itself(
 
 
 def test_what_wakes_an_owner_renews_nothing(bench: Bench, owners: Callable[..., list[Owner]]) -> None:
-    """A task costs no command more."""
+    """Waking an owner needs no extra command for a task."""
     first, _ = owners(2)
     bench.client.pexpire(bench.keys.watch(QUEUE), 60_000)
     first.ask()

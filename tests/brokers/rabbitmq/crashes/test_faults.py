@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 #: Without confirms a producer cannot know that what it published into a closed connection is gone.
 CONFIRMED = {"broker_transport_options": {"confirm_publish": True}}
-#: How each frame with an acknowledgement begins, behind its channel: thirteen bytes, basic.ack.
+#: How each acknowledgement frame begins, after its channel: thirteen bytes, basic.ack.
 ACKNOWLEDGEMENT = struct.pack(">IHH", 13, 60, 80)
 POLICY = {"redelivery_delay": 0.1, "redelivery_delay_multiplier": 1.0, "max_delivery_attempts": 2}
 
@@ -70,7 +70,7 @@ def delete(rabbit: Rabbit, *queues: str) -> None:
 
 
 def gone_on(shop: Shop, seen: int) -> None:
-    """Wait until more is recorded than was seen."""
+    """Wait until more events are recorded than the given number."""
     until(lambda: len(shop.events) > seen, what="the worker to go on")
 
 
@@ -90,7 +90,7 @@ def all_ended(shop: Shop, ids: list[str], outcome: str = "succeeded") -> None:
 
 
 def test_what_is_deleted_under_a_worker_is_declared_again(rabbit: Rabbit, rabbit_shop: Callable[..., Shop]) -> None:
-    """The dead-letter queue, the outcome log: the next letter and the next event find them again."""
+    """The dead-letter queue or the outcome log is deleted: the next dead letter and the next event are stored again."""
     here = rabbit_shop()
     here.start()
     here.ended(here.send("raises", "dead_letter"), "dead_lettered")
@@ -106,7 +106,7 @@ def test_what_is_deleted_under_a_worker_is_declared_again(rabbit: Rabbit, rabbit
 
 
 def test_a_dead_letter_queue_that_may_not_be_made_is_waited_for(rabbit: Rabbit, rabbit_shop: Callable[..., Shop]) -> None:
-    """Deleted under the worker, with auto-creation off: the letter waits in the delay store, and is never run or discarded."""
+    """It is deleted under the worker, with auto-creation off: the message waits in the delay store, and is not run or discarded."""
     here = rabbit_shop(auto_create_dead_letter_resources=False)
     with rabbit.connection() as connection:
         connection.default_channel.queue_declare("DLQ.celery", durable=True, auto_delete=False)
@@ -124,7 +124,7 @@ def test_a_dead_letter_queue_that_may_not_be_made_is_waited_for(rabbit: Rabbit, 
 
 
 def test_a_missing_dead_letter_queue_refuses_the_worker_in_one_line(rabbit_shop: Callable[..., Shop]) -> None:
-    """With auto-creation off: every other broker would discard in that case."""
+    """With auto-creation off, the worker refuses to start; other brokers would discard the messages."""
     worker = rabbit_shop(auto_create_dead_letter_resources=False).start(wait=False)
     assert worker.process.wait(120) != 0
     (line,) = [line for line in worker.text.splitlines() if "redelivery: error:" in line]
@@ -133,7 +133,7 @@ def test_a_missing_dead_letter_queue_refuses_the_worker_in_one_line(rabbit_shop:
 
 @pytest.mark.slow
 def test_connections_that_the_broker_closes_lose_nothing(private_rabbit: Rabbit, private_shop: Shop) -> None:
-    """Ten times, while tasks succeed, fail and wait: each ends; whatever ran twice is named."""
+    """The broker closes them ten times while tasks succeed, fail and wait: each task ends, and each that ran twice is named."""
     here, worker = private_shop, private_shop.start()
     ids, dying = [], []
     for _ in range(10):
@@ -155,7 +155,7 @@ def test_connections_that_the_broker_closes_lose_nothing(private_rabbit: Rabbit,
 def test_what_is_recorded_and_not_acknowledged_when_its_connection_is_cut_ends_once_or_is_named(
     rabbit: Rabbit, folder: Path, task: str, args: tuple[Any, ...], ends: list[str]
 ) -> None:
-    """Cut before it is acknowledged: it comes again. What was moved is only acknowledged; a success is repeated, and named."""
+    """The message is delivered again. If it was moved, it is only acknowledged; a success runs again, and is named as repeated."""
     proxy, server = Proxy(rabbit.node.port).start(), cast("Any", rabbit)
     through = rabbit.url.replace(f":{rabbit.node.port}/", f":{proxy.port}/")
     here = Shop(server, folder, settings={"queues": {"#": POLICY}}, conf=CONFIRMED, broker=through)
@@ -183,7 +183,7 @@ def test_what_is_recorded_and_not_acknowledged_when_its_connection_is_cut_ends_o
 def test_what_waits_for_a_queue_that_is_deleted_comes_to_the_one_that_is_declared_again(
     rabbit: Rabbit, rabbit_shop: Callable[..., Shop]
 ) -> None:
-    """The origin queue is deleted under its worker: what runs and what waits for its time ends, and the worker goes on."""
+    """The origin queue is deleted under its worker: running tasks and delayed tasks end, and the worker goes on."""
     here = rabbit_shop(redelivery_delay=4.0)
     worker = here.start(pool="threads")
     waiting, running = here.send("fails", 1), here.send("naps", 2)
@@ -198,7 +198,7 @@ def test_what_waits_for_a_queue_that_is_deleted_comes_to_the_one_that_is_declare
 
 
 def test_a_letter_that_its_queue_refuses_is_never_acknowledged_away(rabbit: Rabbit, rabbit_shop: Callable[..., Shop]) -> None:
-    """A dead-letter queue that is full and rejects: the delivery stays unacknowledged, and becomes a letter when there is room."""
+    """The dead-letter queue is full and rejects: the delivery stays unacknowledged until the queue has room for it."""
     here = rabbit_shop()
     with rabbit.connection() as connection:
         channel = connection.default_channel
@@ -218,7 +218,7 @@ def test_a_letter_that_its_queue_refuses_is_never_acknowledged_away(rabbit: Rabb
 
 
 def test_a_letter_that_cannot_be_routed_is_kept_and_tried_again(rabbit: Rabbit, rabbit_shop: Callable[..., Shop]) -> None:
-    """The broker returns it (`mandatory`): the publisher has it until there is a queue, and only then says that it is done."""
+    """The broker returns it (`mandatory`): the publisher keeps it until there is a queue, and only then reports success."""
     transport = AmqpTransport.of(rabbit_shop().app)
     ended = threading.Event()
     message = message_of(sealed(task_message("letter")), target=("", "DLQ.nowhere"))
@@ -236,9 +236,9 @@ def test_a_letter_that_cannot_be_routed_is_kept_and_tried_again(rabbit: Rabbit, 
 
 
 def test_what_fits_into_no_frame_any_more_dies_whole_and_holds_nobody_up(rabbit: Rabbit, rabbit_shop: Callable[..., Shop]) -> None:
-    """A producer's header of 130 kB leaves no room for ours: the message is a dead letter after its attempt, with all that it had.
+    """A producer's header of 130 kB leaves no room for ours: the message becomes a dead letter after its attempt, unchanged.
 
-    What is moved together with such messages is moved once, and the operator's commands move what fits.
+    Messages in the same batch are moved once, and the operator's commands move those that fit.
     """
     here, wide, others = rabbit_shop(), [f"wide-{number}" for number in range(20)], []
     with rabbit.connection() as connection:
@@ -261,7 +261,7 @@ def test_what_fits_into_no_frame_any_more_dies_whole_and_holds_nobody_up(rabbit:
 
 
 def test_what_cannot_be_written_for_amqp_holds_no_other_move_up(rabbit_shop: Callable[..., Shop], rabbit: Rabbit) -> None:
-    """A name that is too long stands in the middle of a batch: the others go once."""
+    """Every other move of a batch has a queue name that is too long for AMQP: the rest is published once."""
     transport = AmqpTransport.of(rabbit_shop().app)
     with rabbit.connection() as connection:
         connection.default_channel.queue_declare("there", durable=True, auto_delete=False)
@@ -285,7 +285,7 @@ def test_what_cannot_be_written_for_amqp_holds_no_other_move_up(rabbit_shop: Cal
 def test_what_the_broker_does_not_take_is_not_done_whatever_goes_with_it(
     rabbit: Rabbit, rabbit_shop: Callable[..., Shop], way: str
 ) -> None:
-    """Two moves of one batch: the broker has answered for the first before the second is published. Only the second is done."""
+    """The broker refuses the first move of a batch before the second is published: only the second counts as done."""
     transport, going, target = AmqpTransport.of(rabbit_shop().app), threading.Event(), ("", "DLQ.first")
     publisher = transport.publisher
     with rabbit.connection() as connection:
@@ -300,7 +300,7 @@ def test_what_the_broker_does_not_take_is_not_done_whatever_goes_with_it(
         return going.wait(30)
 
     def answered(connection: Any, _: bool) -> bool:
-        """As a declaration does, it reads what the broker says."""
+        """Read the broker's answers here, as a declaration does."""
         until(lambda: has_queue(connection, "second") and not publisher._confirms.open, what="the answer for the first")
         return True
 
@@ -330,10 +330,10 @@ def test_what_the_broker_does_not_take_is_not_done_whatever_goes_with_it(
 @pytest.mark.full
 @pytest.mark.slow
 def test_an_alarm_is_waited_out(private_rabbit: Rabbit, private_shop: Shop, resource: str) -> None:
-    """Memory or disk run short, and the broker blocks whoever publishes: nothing is lost or recorded twice, and it goes on then.
+    """Memory or disk run short, and the broker blocks publishers: nothing is lost or recorded twice, and work goes on afterwards.
 
-    Meanwhile tasks go on, beyond the prefetch window of eight, although the broker confirms no event of theirs. (Celery's heartbeat
-    would wait for its own confirmation, and keep the worker from everything else.)
+    Meanwhile tasks run, beyond the prefetch window of eight, although the broker confirms none of their events. (Celery's
+    heartbeat would wait for its own confirmation, and block the worker.)
     """
     here, worker = private_shop, private_shop.start("--without-heartbeat")
     ids = [here.send("naps", 5) for _ in range(2)]
@@ -351,11 +351,11 @@ def test_an_alarm_is_waited_out(private_rabbit: Rabbit, private_shop: Shop, reso
 @pytest.mark.full
 @pytest.mark.slow
 def test_a_broker_that_is_killed_and_comes_back_has_lost_nothing(private_rabbit: Rabbit, private_shop: Shop) -> None:
-    """SIGKILL of the node in the middle of the work: after its restart every task ends, and the letters are there.
+    """SIGKILL of the node during the work: after its restart every task ends, and the dead letters are there.
 
-    What the node was handing on from one delay level to the next comes at its next try, three minutes later. Its queues are some
-    seconds old: with 3.10.8, a quorum queue that was just made does not find its leader again, and a classic one may be forgotten
-    (`broker_kill --way new`).
+    A message that the node was moving from one delay level to the next arrives at its next try, three minutes later. The queues
+    are some seconds old, because RabbitMQ 3.10.8 may lose newer ones: a new quorum queue does not find its leader again, and a new
+    classic queue may be forgotten (`broker_kill --way new`).
     """
     here, worker = private_shop, private_shop.start()
     all_ended(here, [here.send("raises", "dead_letter")], "dead_lettered")

@@ -1,4 +1,4 @@
-"""A worker that dies between publishing a message's successor and acknowledging the message, on RabbitMQ: one of them goes on."""
+"""On RabbitMQ a worker may die after it published a message's successor and before it acknowledged the message: one goes on."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def here(request: pytest.FixtureRequest, rabbit: Rabbit, folder: Path) -> Iterat
 
 @pytest.fixture
 def dying(here: Shop, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
-    """Starts a worker that is to die at a step, the `times`-th time; has it run a task until it has, if one is named; its id."""
+    """Starts a worker that dies at a step, the `times`-th time, after it was given a named task, if any; returns the task's id."""
 
     def die(order: str, task: str = "", *args: Any, times: int = 1, queues: str = "celery") -> str:
         with monkeypatch.context() as told:
@@ -78,17 +78,17 @@ def dying(here: Shop, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
 
 
 def quiet(shop: Shop) -> None:
-    """Wait until nothing is left on the broker, for long enough that nothing is on its way."""
+    """Wait until the broker has been empty for so long that no message can still be in transit."""
     since, deadline = time.monotonic(), time.monotonic() + 90
     while time.monotonic() < since + 2:
         since = time.monotonic() if shop.leftovers() else since
         assert since < deadline, shop.leftovers()
-        time.sleep(0.1)  # the broker can only be asked
+        time.sleep(0.1)  # the broker cannot notify us
 
 
 @pytest.mark.parametrize("order", first_quick(["moved.after", "record.after", "acknowledge.before"]))
 def test_what_was_moved_when_its_worker_died_is_only_acknowledged(here: Shop, dying: Callable[..., str], order: str) -> None:
-    """It is due again, and runs once more, once: its original comes back to a worker that knows."""
+    """The successor runs once. The original is delivered to a worker that knows of the move, and only acknowledges it."""
     task_id = dying(order, "fails", 1)
     worker = here.start(pool="threads")
     here.ended(task_id, "succeeded")
@@ -101,11 +101,12 @@ def test_what_was_moved_when_its_worker_died_is_only_acknowledged(here: Shop, dy
 @pytest.mark.parametrize("order", first_quick(["confirm.before", "defer.after", "record.before"]))
 @pytest.mark.parametrize("times", first_quick([1, 10]))
 def test_what_was_being_moved_is_known_by_its_successor(here: Shop, dying: Callable[..., str], order: str, times: int) -> None:
-    """Its worker died before it had heard that the successor was there: whoever is handed that ends well or fails, and says so.
+    """The worker died before its successor was confirmed: once a worker has received the successor, the original only ends.
 
-    Nobody can tell whether that worker had recorded the move: whoever is handed the original does, perhaps once more, so that the
-    repeat has a name in the books. A broker that has not confirmed may also have dropped the successor with the connection: then
-    nobody is ever handed one, and the original goes on: as in `test_what_was_to_be_moved_and_was_not_is_delivered_again`.
+    It is not known whether the dead worker had recorded the move. The worker that gets the original records it, perhaps once more,
+    so that the repeat has a name in the books. A broker that has not confirmed may also have dropped the successor with the
+    connection. Then no worker gets one, and the original goes on, as in
+    `test_what_was_to_be_moved_and_was_not_is_delivered_again`.
     """
     task_id = dying(order, "fails", times)
     worker = here.start(pool="threads")
@@ -123,7 +124,7 @@ def test_what_was_being_moved_is_known_by_its_successor(here: Shop, dying: Calla
 def test_what_ended_after_a_move_when_its_worker_died_is_only_acknowledged(
     here: Shop, dying: Callable[..., str], order: str
 ) -> None:
-    """Its second delivery has succeeded, and that is recorded: it does not run a third time."""
+    """The second delivery has succeeded, and that is recorded, when the worker dies: the task does not run a third time."""
     task_id = dying(order, "fails", 1, times=2 if order == "acknowledge.before" else 1)
     worker = here.start(pool="threads")
     until(lambda: KNOWN in worker.text, what="the message to be known")
@@ -134,7 +135,7 @@ def test_what_ended_after_a_move_when_its_worker_died_is_only_acknowledged(
 
 @pytest.mark.parametrize("order", first_quick(["moving.before", "moving.after"]))
 def test_what_was_to_be_moved_and_was_not_is_delivered_again(here: Shop, dying: Callable[..., str], order: str) -> None:
-    """Whatever was written: nobody is ever handed a successor, and the message itself goes on."""
+    """The journal says that a move began, but no worker ever gets a successor: the original goes on."""
     task_id = dying(order, "fails", 1)
     worker = here.start(pool="threads")
     here.ended(task_id, "succeeded", 120)
@@ -148,9 +149,9 @@ def test_what_was_to_be_moved_and_was_not_is_delivered_again(here: Shop, dying: 
 def test_an_attempt_that_ran_counts_though_its_move_was_lost_a_second_time(
     here: Shop, dying: Callable[..., str], order: str
 ) -> None:
-    """The first crash counts against nobody. The second worker has recorded the start, and dies before it moves the message."""
+    """The first crash is not counted. The second worker records the start and dies before it moves the message: this is counted."""
     task_id = dying(order, "fails")
-    dying(order, times=2)  # what it does first is to hand the message over again
+    dying(order, times=2)  # its first step is to redeliver the message
     here.start(pool="threads")
     here.ended(task_id, "dead_lettered", 120)
     quiet(here)
@@ -159,7 +160,7 @@ def test_an_attempt_that_ran_counts_though_its_move_was_lost_a_second_time(
 
 @pytest.mark.parametrize("order", first_quick(["moved.after", "record.after", "acknowledge.before"]))
 def test_what_was_dead_when_its_worker_died_is_one_letter(here: Shop, dying: Callable[..., str], order: str) -> None:
-    """And is recorded as dead once."""
+    """The death is recorded once, too."""
     task_id = dying(order, "raises", "dead_letter")
     worker = here.start(pool="threads")
     until(lambda: KNOWN in worker.text, what="the original to be known")
@@ -170,7 +171,7 @@ def test_what_was_dead_when_its_worker_died_is_one_letter(here: Shop, dying: Cal
 
 @pytest.mark.parametrize("order", first_quick(["confirm.before", "dead_letter.after", "record.before"]))
 def test_what_was_dying_when_its_worker_died_is_one_letter(here: Shop, dying: Callable[..., str], order: str) -> None:
-    """Its worker died before it had heard that the letter was there, or before it recorded it: the letter is found in its queue."""
+    """The worker died before the dead letter was confirmed, or before it was recorded: the next worker finds it in its queue."""
     others = [str(here.app.send_task("tests.support.shop.raises", ("dead_letter",)).id) for _ in range(3)]
     first = here.start(pool="threads")
     for each in others:
@@ -189,7 +190,7 @@ def test_what_was_dying_when_its_worker_died_is_one_letter(here: Shop, dying: Ca
 @pytest.mark.parametrize("here", ["classic"], indirect=True)
 @pytest.mark.parametrize("order", first_quick(["confirm.before", "redrive.after", "record.before", "acknowledge.before"]))
 def test_what_was_redriven_when_its_worker_died_lives_once_more_once(here: Shop, dying: Callable[..., str], order: str) -> None:
-    """A worker that consumes the dead-letter queue sends its letters back, and dies before it has recorded or acknowledged that."""
+    """A worker consumes the dead-letter queue, redrives a dead letter, and dies before it has recorded or acknowledged that."""
     task_id = str(here.app.send_task("tests.support.shop.raises", ("dead_letter",)).id)
     first = here.start(pool="threads")
     here.ended(task_id, "dead_lettered")
@@ -200,14 +201,14 @@ def test_what_was_redriven_when_its_worker_died_lives_once_more_once(here: Shop,
     quiet(here)
     said = [
         outcome for outcome in here.outcomes_of(task_id) if outcome != "redelivery_scheduled"
-    ]  # the dead worker may have had it
+    ]  # the dead worker may have run it
     assert said == ["published", "dead_lettered", "redriven", "dead_lettered"]
     assert len(here.letters("DLQ.DLQ.celery")) + len(here.letters()) == 1
 
 
 @pytest.mark.parametrize("order", first_quick(["moving.before", "moving.after", "dead_letter.before"]))
 def test_what_died_before_its_letter_was_there_is_delivered_again(here: Shop, dying: Callable[..., str], order: str) -> None:
-    """Whatever was written: no letter is found, and the message itself goes on and dies."""
+    """The journal says that it was dying, but there is no dead letter: the message goes on, and dies."""
     task_id = dying(order, "raises", "dead_letter")
     assert here.letters() == []
     worker = here.start(pool="threads")
@@ -221,14 +222,14 @@ def test_what_died_before_its_letter_was_there_is_delivered_again(here: Shop, dy
 def test_what_was_moved_and_not_recorded_is_delivered_again(
     here: Shop, rabbit: Rabbit, order: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The log refuses its event, and its worker dies before it takes it: acknowledged, the task would have no end in the books.
+    """The log refuses the event, and the worker dies. An acknowledgement would leave the task without an end in the books.
 
-    It dies at any moment, or when it has published the event once more and does not know the answer.
+    The worker dies while the log refuses, or after it has published the event once more and before the answer comes.
     """
     task_id = str(here.app.send_task("tests.support.shop.raises", ("dead_letter",)).id)
     assert here.outcomes_of(task_id) == ["published"]
     with rabbit.connection() as connection:
-        connection.default_channel.queue_delete(TAP)  # else an event that the log refuses is heard all the same
+        connection.default_channel.queue_delete(TAP)  # otherwise the tests' own queue would receive an event that the log refuses
     rabbit.ctl(
         "set_policy", "full", "redelivery.outcomes", '{"max-length": 1, "overflow": "reject-publish"}', "--apply-to", "queues"
     )
@@ -250,7 +251,7 @@ def test_what_was_moved_and_not_recorded_is_delivered_again(
 
 
 def test_a_letter_that_was_refused_has_no_word(here: Shop, rabbit: Rabbit) -> None:
-    """Its worker dies while the queue is full: the message comes again, and is a letter when there is room."""
+    """The worker dies while the dead-letter queue is full. The message is delivered again, and dies when there is room."""
     with rabbit.connection() as connection:
         channel = connection.default_channel
         full = {"x-max-length": 1, "x-overflow": "reject-publish"}
@@ -270,7 +271,7 @@ def test_a_letter_that_was_refused_has_no_word(here: Shop, rabbit: Rabbit) -> No
 
 
 def test_what_went_back_without_having_run_is_run_however_often_it_comes_again(here: Shop) -> None:
-    """Given back by a worker that stops, it is the same message: no entry may stand for it, or the next crash would end it."""
+    """A stopping worker gives it back unchanged. The journal must not name it, or the next crash would end it without a run."""
     running = str(here.app.send_task("tests.support.shop.naps", (2,)).id)
     waiting = str(here.app.send_task("tests.support.shop.ok").id)
     first = here.start(pool="threads", concurrency=1)
@@ -290,9 +291,9 @@ def test_what_went_back_without_having_run_is_run_however_often_it_comes_again(h
 def test_what_was_given_back_when_its_worker_died_runs_once(
     here: Shop, rabbit: Rabbit, monkeypatch: pytest.MonkeyPatch, order: str
 ) -> None:
-    """A worker that is told to stop publishes what it has not begun again, and dies before it acknowledges the originals.
+    """A stopping worker publishes again what it has not begun, and dies before it acknowledges the originals.
 
-    No task runs meanwhile, so that nothing else is confirmed: a rate limit holds them back.
+    A rate limit keeps the tasks from running meanwhile, so that the broker confirms nothing else.
     """
     first, *waiting = [str(here.app.send_task("tests.support.shop.ok").id) for _ in range(4)]
     with monkeypatch.context() as told:
@@ -315,7 +316,7 @@ def test_what_was_given_back_when_its_worker_died_runs_once(
 
 
 def test_without_a_right_to_a_journal_all_goes_on_as_without_one(here: Shop, rabbit: Rabbit, dying: Callable[..., str]) -> None:
-    """The worker says so once; what was moved when it died goes on twice, and nothing is lost."""
+    """The worker warns once; messages that it was moving when it died run twice, and nothing is lost."""
     rabbit.ctl("set_permissions", USER, f"^(?!{JOURNAL})", ".*", ".*")
     task_id = dying("acknowledge.before", "raises", "dead_letter")
     worker = here.start(pool="threads")
@@ -325,7 +326,7 @@ def test_without_a_right_to_a_journal_all_goes_on_as_without_one(here: Shop, rab
 
 
 def test_what_succeeds_at_once_writes_nothing_into_the_journal(here: Shop, rabbit: Rabbit) -> None:
-    """The usual case pays nothing for crashes; what is moved on writes its entries."""
+    """The usual case pays nothing for crash safety; only messages that are moved write into the journal."""
     here.start(pool="threads")
     for task_id in [str(here.app.send_task("tests.support.shop.ok").id) for _ in range(20)]:
         here.ended(task_id, "succeeded")
@@ -356,14 +357,14 @@ def opened(rabbit: Rabbit) -> Any:
 
 
 def write(rabbit: Rabbit, *messages: amqp.Message) -> None:
-    """Write into the journal, as anybody may who may publish."""
+    """Write into the journal, as any user with the right to publish can."""
     with rabbit.connection() as connection:
         for message in messages:
             connection.default_channel.basic_publish(message, routing_key=JOURNAL)
 
 
 def answers(journal: Journal, digests: list[bytes]) -> dict[bytes, Successor]:
-    """Ask for these digests; the answers, by and by."""
+    """Ask the journal for these digests; the returned mapping fills as the answers come."""
     told: dict[bytes, Successor] = {}
     for digest in digests:
         journal.ask(digest, "celery", frozenset(), lambda known, _, digest=digest: told.update({digest: known}))  # type: ignore[misc]
@@ -371,7 +372,7 @@ def answers(journal: Journal, digests: list[bytes]) -> dict[bytes, Successor]:
 
 
 def test_each_word_is_found_and_no_other(rabbit: Rabbit, journal: Journal) -> None:
-    """Whatever else is written there; a digest that comes within the second that a reader waits; not one that was taken back."""
+    """Other entries do not matter. A digest that arrives during the reader's second is found; a digest that was taken back is not."""
     digests = [bytes([number]) * 16 for number in range(101)]
     nonsense = [
         amqp.Message("no digest"),
@@ -391,13 +392,13 @@ def test_each_word_is_found_and_no_other(rabbit: Rabbit, journal: Journal) -> No
 def test_what_became_of_a_successor_tells_that_it_was_there(
     rabbit: Rabbit, journal: Journal, monkeypatch: pytest.MonkeyPatch, kind: bytes
 ) -> None:
-    """However late that comes. One that is only being moved may be gone with its broker, and one of which nobody speaks, too."""
+    """An entry about the successor's own end proves it, however late it comes; one that is only being moved proves nothing."""
     monkeypatch.setattr(amqp_journal, "MARGIN", 8.0)
     known, unknown, successor, other, third = (bytes([number]) * 16 for number in range(5))
     moves = [Moved(known, successor), Moved(unknown, other), Moved(other, third)]
     write(rabbit, entry(IS_MOVING, [move.moving for move in moves]))
     told = answers(journal, [known, unknown])
-    time.sleep(4)  # longer than a reader waits for a digest: nothing may be told yet
+    time.sleep(4)  # longer than a reader waits for a digest: there must be no answer yet
     assert told == {}
     write(rabbit, entry(kind, [successor]))
     until(lambda: len(told) == 2, 30, "the answers")
@@ -407,7 +408,7 @@ def test_what_became_of_a_successor_tells_that_it_was_there(
 def test_a_successor_is_waited_for_as_long_as_messages_wait_in_its_queue(
     rabbit: Rabbit, journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may be one of them; one that is in no queue is not waited for, nor where nobody began to move the message."""
+    """The successor may be one of them. Without such a queue, or if the message was never being moved, the answer comes at once."""
     monkeypatch.setattr(amqp_journal, "MARGIN", 0.0)
     seen, lost, none, successor = (bytes([number]) * 16 for number in range(4))
     with rabbit.connection() as connection:
@@ -431,7 +432,7 @@ def test_a_successor_is_waited_for_as_long_as_messages_wait_in_its_queue(
 
 
 def test_a_letter_is_looked_for_in_no_queue_but_those_of_its_policy(rabbit: Rabbit, journal: Journal) -> None:
-    """Anybody may write into the journal. Where the policy does name the queue, the letter is found, and its event is told."""
+    """Any user may write into the journal. If the policy names the queue, the dead letter is found, and its event is returned."""
     first = task_message("a")
     letter = dead(first, "celery", dead_letter_queue="theirs", reason="rejected", at_ms=1, seen_ms=1, attempt=None, failed=None)
     event = about(first["headers"], "celery", b"", Outcome.DEAD_LETTERED, reason="rejected")
@@ -460,14 +461,14 @@ def test_a_letter_is_looked_for_in_no_queue_but_those_of_its_policy(rabbit: Rabb
 
 
 def test_a_successor_that_is_long_in_coming_is_not_waited_for() -> None:
-    """Nor is a letter, which nobody is handed."""
+    """A successor that is due after more than 60 s is not waited for, nor a dead letter, which no worker receives."""
     assert Moved(b"w" * 16, b"s" * 16, 60).moving
     assert not Moved(b"w" * 16, b"s" * 16, 61).moving
     assert not Moved(b"w" * 16, b"s" * 16, dead_letter_queue="DLQ.celery").moving
 
 
 def test_a_journal_that_cannot_be_read_holds_nobody_up(rabbit: Rabbit) -> None:
-    """Nothing is known then, and the log says so."""
+    """The answer is then "unknown", and the log says so."""
     told: list[Successor] = []
     made = Journal(lambda: opened(rabbit), JOURNAL)  # never declared
     with capture_logs() as lines:
@@ -479,7 +480,7 @@ def test_a_journal_that_cannot_be_read_holds_nobody_up(rabbit: Rabbit) -> None:
 
 
 def test_a_word_is_of_one_delivery_of_one_message() -> None:
-    """Whatever else differs makes another digest; what the broker writes when it hands a message over does not."""
+    """Any other field of the message changes its digest; the fields that the broker adds to a delivery do not."""
     first = task_message("a")
     again = redelivered(first, "celery", seen_ms=1, attempt=None)
     waiting = deferred(first, "celery", seen_ms=1, eta="2026-01-01T00:00:00+00:00")

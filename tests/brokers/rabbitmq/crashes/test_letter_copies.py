@@ -1,4 +1,4 @@
-"""An operator's command that dies between publishing a dead letter and acknowledging it, on RabbitMQ: the letter goes on once."""
+"""On RabbitMQ an operator's command may die between publishing a dead letter and acknowledging it: only one of the two goes on."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from tests.support.rabbit import Rabbit
 
-#: One letter in most tests: a command may send its first by itself, and the others behind it.
+#: One dead letter in most tests, because a command may send the first one alone, and the others after it.
 COUNT = 1
 DIED = "died"
 WHEN = datetime(2026, 1, 1, tzinfo=UTC)
@@ -69,7 +69,7 @@ def buried(here: Shop) -> list[str]:
 
 @pytest.fixture
 def ask(here: Shop) -> Callable[..., dict[str, Any]]:
-    """Runs a command to its end; what it says."""
+    """Runs a command to its end, and returns its output."""
 
     def run(*words: str) -> dict[str, Any]:
         done = _run(here, "", *words, "--json")
@@ -82,7 +82,7 @@ def ask(here: Shop) -> Callable[..., dict[str, Any]]:
 
 @pytest.fixture
 def dies(here: Shop, rabbit: Rabbit) -> Callable[..., None]:
-    """Runs a command that is killed at a step; waits until the broker has what it held."""
+    """Runs a command that is killed at a step, and waits until the broker has taken back its messages."""
 
     def run(order: str, name: str, *words: str) -> None:
         done = _run(here, order, *words)
@@ -110,7 +110,7 @@ REDRIVE = ("dlq", "redrive", "DLQ.celery", "--all", "--yes")
 def test_a_letter_whose_redrive_died_is_redriven_once(
     here: Shop, rabbit: Rabbit, buried: list[str], ask: Callable[..., Any], dies: Callable[..., None], *, order: str
 ) -> None:
-    """What it had published runs. The next redrive knows that, records what may be missing, and takes the letters away."""
+    """The copy that it published runs. The next redrive knows that, records what may be missing, and removes the dead letters."""
     dies(order, "DLQ.celery", *REDRIVE)
     assert rabbit.depth("DLQ.celery") == COUNT
     here.settings["queues"]["#"] |= {"max_delivery_attempts": 2, "redelivery_delay": 0.1}
@@ -131,9 +131,9 @@ def test_a_letter_whose_redrive_died_is_redriven_once(
 def test_a_letter_that_may_have_gone_back_stays_until_that_is_known(
     here: Shop, rabbit: Rabbit, ask: Callable[..., Any], dies: Callable[..., None], *, order: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody runs what it has published: the next command leaves that alone, and says so, for ten minutes.
+    """No worker runs the copy: for ten minutes the next command does not touch the dead letter, and says so.
 
-    What it had not come to goes back at once. A limit does not count what stays.
+    Dead letters that the dead command had not reached go back at once. A limit does not count those that stay.
     """
     bury(here, 3)
     dies(order, "DLQ.celery", *REDRIVE)
@@ -156,7 +156,7 @@ def test_a_letter_that_may_have_gone_back_stays_until_that_is_known(
 def test_a_letter_whose_move_died_lies_in_one_queue(
     here: Shop, rabbit: Rabbit, buried: list[str], ask: Callable[..., Any], dies: Callable[..., None], *, order: str
 ) -> None:
-    """The next move finds it where it went, records what may be missing, and takes it away where it was."""
+    """The next move finds it in its new queue, records what may be missing, and removes it from the old one."""
     words = ("dlq", "move", "DLQ.celery", "--all", "--yes", "--to", "DLQ.spare", "--create")
     dies(order, "DLQ.celery", *words)
     assert (rabbit.depth("DLQ.celery"), rabbit.depth("DLQ.spare")) == (COUNT, COUNT)
@@ -172,7 +172,7 @@ def test_a_letter_whose_move_died_lies_in_one_queue(
 def test_a_letter_that_has_not_come_to_its_new_queue_is_soon_moved(
     here: Shop, rabbit: Rabbit, buried: list[str], dies: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The command died before it published: for half a minute another one may hold the letter, and then it was never there."""
+    """The command died before it published. For half a minute another command may be publishing it; after that it can be moved."""
     words = ("dlq", "move", "DLQ.celery", "--all", "--yes", "--to", "DLQ.spare", "--create")
     dies("move.before", "DLQ.celery", *words)
     assert (rabbit.depth("DLQ.celery"), rabbit.depth("DLQ.spare")) == (COUNT, 0)
@@ -199,7 +199,7 @@ def test_a_letter_whose_purge_died_is_purged_once(
 
 
 def put_dead(rabbit: Rabbit, message: dict[str, Any]) -> None:
-    """A message that RabbitMQ itself has ended."""
+    """Put a message that RabbitMQ itself has dead-lettered."""
     death = {"queue": "celery", "reason": "rejected", "exchange": "", "routing-keys": ["celery"], "count": 1, "time": WHEN}
     made = message_of(sealed(message), target=("", DIED))
     made.properties["application_headers"]["x-death"] = [death]
@@ -212,7 +212,7 @@ def put_dead(rabbit: Rabbit, message: dict[str, Any]) -> None:
 def test_what_an_import_that_died_left_in_doubt_holds_no_other_up(
     here: Shop, rabbit: Rabbit, ask: Callable[..., Any], dies: Callable[..., None]
 ) -> None:
-    """It stays at the head of the queue for half a minute; a limit does not count it."""
+    """A doubtful message stays at the head of the queue for half a minute; a limit does not count it."""
     put_dead(rabbit, task_message())
     dies("import.before", DIED, "dlq", "import", DIED)
     put_dead(rabbit, task_message())
@@ -246,7 +246,7 @@ def test_a_death_whose_import_died_is_one_letter(
 
 @CLASSIC
 def test_a_letter_that_nothing_took_is_in_no_doubt(rabbit: Rabbit, buried: list[str], ask: Callable[..., Any]) -> None:
-    """Its queue was gone; when that is there again it is redriven at once."""
+    """The target queue was missing, so no copy exists: when the queue is there again, the dead letter is redriven at once."""
     with rabbit.connection() as connection:
         connection.default_channel.queue_delete("celery")
     assert ask(*REDRIVE)["left"] == {UNROUTABLE: COUNT}

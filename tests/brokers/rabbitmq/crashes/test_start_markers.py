@@ -1,4 +1,4 @@
-"""Crashes on RabbitMQ: what had begun is counted, however often it was handed over, and a broken connection tells of nothing."""
+"""Crashes on RabbitMQ: tasks that had begun are counted, other deliveries are not, and a broken connection is not a crash."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CONFIRMED = {"broker_transport_options": {"confirm_publish": True}}
 
 @pytest.fixture
 def proxy(rabbit: Rabbit) -> Iterator[Proxy]:
-    """What lies between the workers and their broker."""
+    """The proxy between the workers and their broker."""
     made = Proxy(rabbit.node.port).start()
     yield made
     made.stop()
@@ -50,18 +50,18 @@ def here(request: pytest.FixtureRequest, rabbit: Rabbit, proxy: Proxy, folder: P
 
 
 def recorded(rabbit: Rabbit) -> list[str]:
-    """The starts that stand on the broker."""
+    """The starts that are recorded on the broker."""
     return [name for name in rabbit.depths() if name.startswith(START)]
 
 
 def ran(shop: Shop, task_id: str, times: int) -> None:
-    """Wait until it has begun so often."""
+    """Wait until the task has begun so many times."""
     until(lambda: len(shop.runs(task_id)) >= times, 120, f"run {times} of the task")
 
 
 @pytest.mark.slow
 def test_what_was_held_beside_crashes_is_never_counted_and_what_had_begun_is(here: Shop, rabbit: Rabbit) -> None:
-    """Three workers die with one task running and six behind it, which were handed over three times: one dies, none of the six."""
+    """Three workers die with one task running and six waiting: the running task dies of it, and the six succeed uncounted."""
     poison = here.send("naps", 3600)
     innocents = [here.send("ok") for _ in range(6)]
     for times in (1, 2, 3):
@@ -79,7 +79,7 @@ def test_what_was_held_beside_crashes_is_never_counted_and_what_had_begun_is(her
 
 
 def test_a_connection_that_breaks_makes_no_suspects(here: Shop, rabbit: Rabbit, proxy: Proxy) -> None:
-    """Three times in the middle of a task: it is named, begins again as often, and nothing was held against it."""
+    """The connection is cut three times during a task. The task begins again each time, and no attempt is counted against it."""
     worker = here.start(concurrency=4)
     task_id = here.send("naps", 3600)
     for times in (1, 2, 3):
@@ -89,14 +89,14 @@ def test_a_connection_that_breaks_makes_no_suspects(here: Shop, rabbit: Rabbit, 
     assert not recorded(rabbit)
     told = [(event.reason, event.attempt) for event in here.events_of(task_id) if event.outcome == "redelivery_scheduled"]
     assert told == [("worker_lost", 1)] * 3
-    worker.kill()  # who dies with it is another matter
+    worker.kill()  # the end of the worker itself is a crash
     here.start(concurrency=1)
     ran(here, task_id, 5)
     assert len(recorded(rabbit)) == 1
 
 
 def test_a_worker_that_is_told_to_stop_at_once_is_no_crash(here: Shop, rabbit: Rabbit) -> None:
-    """SIGQUIT ends a suspect in the middle of it: its start is taken away, and nothing is counted."""
+    """SIGQUIT ends a suspect task while it runs: its recorded start is removed, and nothing is counted."""
     task_id = here.send("naps", 3600)
     first = here.start(concurrency=1)
     ran(here, task_id, 1)
@@ -113,7 +113,7 @@ def test_a_worker_that_is_told_to_stop_at_once_is_no_crash(here: Shop, rabbit: R
 @pytest.mark.slow
 @pytest.mark.full
 def test_a_task_whose_starts_may_not_be_recorded_does_not_kill_workers_for_ever(here: Shop, rabbit: Rabbit) -> None:
-    """A worker without that right says so; what was handed over so often that no innocent message would be is counted, and dies."""
+    """The worker warns. A task with more uncounted deliveries than an innocent one can have is counted, and dies."""
     rabbit.ctl("set_permissions", USER, "^(?!redelivery.start)", ".*", ".*")
     before = Envelope(delivery=MAX_UNCOUNTED - 2, suspect=True)
     task_id = here.send("naps", 3600, headers={HEADER: before.to_header()})
@@ -147,7 +147,7 @@ def opened(url: str) -> Any:
 
 
 def test_a_start_is_there_until_it_is_taken_away(rabbit: Rabbit, starts: Starts) -> None:
-    """For whoever asks; and the end of one is known as soon as the next is recorded."""
+    """Every client sees it; a removed start is gone at the latest when the next one is recorded."""
     other = Starts(lambda: opened(rabbit.url))
     for number in range(50):
         starts.note(f"{START}{number}")
@@ -158,7 +158,7 @@ def test_a_start_is_there_until_it_is_taken_away(rabbit: Rabbit, starts: Starts)
 
 
 def test_a_start_is_recorded_over_a_new_connection_where_the_old_one_is_gone(rabbit: Rabbit, proxy: Proxy) -> None:
-    """Whatever was asked last; where nobody answers, the task goes on, and the log says what that means."""
+    """It works after any cut; if the broker does not answer, the task goes on, and the log says what that means."""
     through = rabbit.url.replace(f":{rabbit.node.port}/", f":{proxy.port}/")
 
     def connect() -> Any:
@@ -181,7 +181,7 @@ def test_a_start_is_recorded_over_a_new_connection_where_the_old_one_is_gone(rab
 
 
 def test_each_delivery_of_a_message_has_a_start_of_its_own() -> None:
-    """Else what a dead worker had begun would count against the next delivery, too."""
+    """Otherwise a start recorded by a dead worker would count against the next delivery, too."""
     headers: dict[str, Any] = {"id": "t"}
     lives: list[dict[str, Any]] = [{}, {"delivery": 1}, {"delivery": 2}, {"delivery": 1, "generation": 1}]
     names = {start_of({**headers, "redelivery": Envelope(**life).to_header()} if life else headers) for life in lives}

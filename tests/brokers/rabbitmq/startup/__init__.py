@@ -1,1 +1,1 @@
-"""Tests of what is looked at when a worker on RabbitMQ starts."""
+"""Tests of what a worker on RabbitMQ checks when it starts."""

@@ -1,4 +1,4 @@
-"""Settings that could stand in the way: RabbitMQ's consumer timeout, quorum detection, what a connection is given."""
+"""RabbitMQ settings that could cause trouble: the consumer timeout, quorum detection, the options of a connection."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def impatient_shop(impatient: Rabbit, folder: Path) -> Iterator[Shop]:
 
 @pytest.mark.slow
 def test_what_waits_for_its_time_outlasts_the_consumer_timeout(impatient_shop: Shop) -> None:
-    """A countdown and a redelivery of twice that time: each waits in the broker, acknowledged, and nobody's channel is closed."""
+    """A countdown and a redelivery of twice that time wait in the broker, acknowledged: no channel is closed."""
     worker = impatient_shop.start(concurrency=1)
     later, again = impatient_shop.send("ok", countdown=2 * TIMEOUT), impatient_shop.send("fails", 1)
     for task_id, runs in ((later, 1), (again, 2)):
@@ -55,7 +55,7 @@ def test_what_waits_for_its_time_outlasts_the_consumer_timeout(impatient_shop: S
 @pytest.mark.full
 @pytest.mark.slow
 def test_what_runs_longer_than_the_consumer_timeout_is_kept_in_the_end(impatient_shop: Shop) -> None:
-    """The broker closes the worker's channel and delivers again what runs: three times for nothing, then counted; a letter."""
+    """The broker closes the channel and redelivers the running task, three times uncounted, then counted, until it dies."""
     worker = impatient_shop.start("--without-heartbeat", concurrency=4, pool="threads")
     task_id = impatient_shop.send("naps", 3 * TIMEOUT)
     assert impatient_shop.ended(task_id, "dead_lettered", 120).reason == "worker_lost"
@@ -68,7 +68,7 @@ def test_what_runs_longer_than_the_consumer_timeout_is_kept_in_the_end(impatient
 
 
 def test_a_quorum_queue_without_its_detection_is_refused_by_the_broker(rabbit: Rabbit, folder: Path) -> None:
-    """`worker_detect_quorum_queues` off: Celery asks for a window of the whole channel, which such a queue does not have."""
+    """With `worker_detect_quorum_queues` off, Celery asks for a prefetch window per channel, which such a queue refuses."""
     server: Any = rabbit
     shop = Shop(server, folder, conf={"task_default_queue_type": "quorum", "worker_detect_quorum_queues": False})
     try:
@@ -79,7 +79,7 @@ def test_a_quorum_queue_without_its_detection_is_refused_by_the_broker(rabbit: R
 
 
 def test_every_connection_is_given_the_apps_transport_options(rabbit: Rabbit, folder: Path) -> None:
-    """`broker_transport_options`: the consumer's, the publisher's, and those of a look."""
+    """`broker_transport_options` apply to the connections of consumers, publishers and operators' looks."""
     server: Any = rabbit
     options = {"client_properties": {"connection_name": "of the shop"}}
     shop = Shop(server, folder, conf={"broker_transport_options": options})
@@ -96,7 +96,7 @@ def test_every_connection_is_given_the_apps_transport_options(rabbit: Rabbit, fo
 
 
 def test_a_quorum_queue_keeps_priorities_without_heeding_them(rabbit: Rabbit) -> None:
-    """RabbitMQ 3: such a queue is refused priorities of its own; a message's stays its property."""
+    """RabbitMQ 3 refuses a quorum queue with priorities; the priority of a message is kept as a property."""
     with rabbit.connection() as connection:
         channel = connection.default_channel
         with pytest.raises(Exception, match="x-max-priority"):

@@ -53,7 +53,7 @@ def said(rabbit_url: str, management_url: str) -> list[Any]:
 @pytest.mark.slow
 @pytest.mark.full
 def test_a_worker_names_the_brokers_policies_that_end_messages(managed: tuple[Rabbit, str]) -> None:
-    """Those of its own queues, of its dead letters, delays and events, be they there yet or not; a line each, with what to do."""
+    """Policies on its own queues, dead letters, delays and events, existing or not: one line each, with what to do."""
     rabbit, url = managed
     assert said(rabbit.url, url) == []
     for name, (pattern, definition, priority) in OF_USERS.items():
@@ -73,7 +73,7 @@ def test_a_worker_names_the_brokers_policies_that_end_messages(managed: tuple[Ra
 
 
 def test_a_plugin_that_does_not_tell_is_one_line_and_no_end(managed: tuple[Rabbit, str]) -> None:
-    """Nobody there, or a password that is refused: the worker starts all the same, and its log has no password."""
+    """If the plugin does not answer or refuses the password, the worker starts, and logs one line without the password."""
     rabbit, url = managed
     for wrong in ("http://127.0.0.1:1", url.replace("http://", "http://guest:secret@")):
         (line,) = said(rabbit.url, wrong)
@@ -84,7 +84,7 @@ def test_a_plugin_that_does_not_tell_is_one_line_and_no_end(managed: tuple[Rabbi
 
 
 class Elsewhere(BaseHTTPRequestHandler):
-    """Answers with a redirection to itself, and notes who asks with which credentials."""
+    """Answers with a redirection to itself, and notes the credentials of each request."""
 
     asked: list[tuple[str, str | None]]
 
@@ -103,7 +103,7 @@ class Elsewhere(BaseHTTPRequestHandler):
 
 
 def test_a_redirection_is_not_followed() -> None:
-    """The user and the password would go with it, to wherever it says."""
+    """Otherwise the user and the password would be sent to that address."""
     Elsewhere.asked = []
     server = ThreadingHTTPServer(("127.0.0.1", 0), Elsewhere)
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -121,7 +121,7 @@ def test_a_redirection_is_not_followed() -> None:
     "answer", [b"", b"secret\r\n\r\n", b"HTTP/1.1 200 secret\r\n\r\n{secret", b"HTTP/1.1 200 OK\r\n\r\n" + b"[" * 100_000]
 )
 def test_whatever_answers_is_one_error_that_repeats_nothing(answer: bytes) -> None:
-    """What is no HTTP, no JSON, no policy, or JSON without an end."""
+    """An answer that is not HTTP, not JSON, not a policy, or endless JSON; the error does not quote it."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def serve() -> None:
@@ -152,14 +152,14 @@ def test_whatever_answers_is_one_error_that_repeats_nothing(answer: bytes) -> No
     ],
 )
 def test_what_is_no_address_is_refused(url: Any) -> None:
-    """By the settings, with what is expected, and without a piece of a password."""
+    """The settings refuse it, say what is expected, and show no part of a password."""
     with pytest.raises(ConfigurationError, match=r"management_url.*http://host:15672.*%2F") as refused:
         RedeliverySettings.load({"management_url": url})
     assert "secret" not in str(refused.value)
 
 
 def test_a_setting_that_is_refused_shows_no_credentials() -> None:
-    """Whatever setting they were written into."""
+    """This holds for each setting that could contain them."""
     with pytest.raises(ConfigurationError) as refused:
         RedeliverySettings.load({"dead_letter_archive": ["s3://KEY:SECRET@bucket/x"]})
     assert ("SECRET" in str(refused.value), "bucket" in str(refused.value)) == (False, True)

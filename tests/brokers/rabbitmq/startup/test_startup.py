@@ -1,4 +1,4 @@
-"""What a worker on RabbitMQ says and refuses when it starts."""
+"""What a worker on RabbitMQ logs and refuses when it starts."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ NOWHERE = "amqp://127.0.0.1:1//"
     ids=str,
 )
 def test_what_rabbitmq_cannot_keep_is_refused_with_what_to_do(settings: dict[str, Any], word: str) -> None:
-    """Rather than left out in silence; on Redis it holds."""
+    """A setting that RabbitMQ cannot keep is refused and not silently ignored; on Redis it is accepted."""
     (line,) = contradictions(Redelivery(Celery("refused", broker=NOWHERE, set_as_current=False), settings))
     assert word in line
     assert contradictions(Redelivery(Celery("kept", broker="redis://127.0.0.1:1/0", set_as_current=False), settings)) == []
@@ -53,21 +53,21 @@ def test_what_rabbitmq_cannot_keep_is_refused_with_what_to_do(settings: dict[str
     ("broker", "kind"), [("redis://x", "redis"), ("amqp://x", "amqp"), ("amqps://x", "amqp"), ("memory://", "generic")]
 )
 def test_the_kind_of_a_broker_is_told_by_its_address(broker: str, kind: str) -> None:
-    """Nobody is asked."""
+    """No connection is needed for that."""
     app = Celery("kinds", broker=broker, set_as_current=False)
     Redelivery(app)
     assert kind_of(app) == kind
 
 
 def test_what_the_brokers_can_do_is_declared() -> None:
-    """Redis everything but what only a broker that gives back by itself needs."""
+    """Redis can do everything, except what only a broker that requeues messages by itself needs."""
     assert RedisTransport.capabilities | {Capability.REDELIVERY_COUNTS} == frozenset(Capability)
     assert Capability.LEASES not in AmqpTransport.capabilities
     assert {Capability.BROKER_DELAYS, Capability.DEAD_LETTER_QUEUES, Capability.OUTCOME_LOG} <= AmqpTransport.capabilities
 
 
 def test_queues_whose_declaration_bypasses_us_are_named(rabbit: Rabbit) -> None:
-    """What a queue's own arguments make the broker do: a line for each queue, with the arguments."""
+    """A queue's own arguments can make the broker end messages without us: a line for each queue, with the arguments."""
     app = Celery("bypassed", broker=rabbit.url, set_as_current=False)
     arguments = {"x-dead-letter-exchange": "elsewhere", "x-delivery-limit": 3}
     app.conf.task_queues = [
@@ -82,7 +82,7 @@ def test_queues_whose_declaration_bypasses_us_are_named(rabbit: Rabbit) -> None:
 
 
 def test_what_is_looked_at_has_no_delivery_limit(rabbit: Rabbit) -> None:
-    """Each look counts as a delivery, and RabbitMQ 4 lets a message of a quorum queue go after twenty: a delayed one too early."""
+    """Each look counts as a delivery, and RabbitMQ 4 would drop a quorum queue's message after twenty; a delayed one too early."""
     with rabbit.connection() as connection:
         declare_delays(connection.connection, AmqpNames())
         declare_letters(connection.connection, "DLQ.orders", "quorum")
@@ -91,7 +91,7 @@ def test_what_is_looked_at_has_no_delivery_limit(rabbit: Rabbit) -> None:
 
 
 def test_a_delay_store_that_was_left_half_declared_is_declared_again(rabbit: Rabbit) -> None:
-    """Its end is there, as a worker left it that died meanwhile, and none of its levels leads there."""
+    """A worker died while it declared the store: the last queue exists, but no level leads there."""
     names = AmqpNames()
     with rabbit.connection() as connection:
         made = connection.connection
@@ -105,7 +105,7 @@ def test_a_delay_store_that_was_left_half_declared_is_declared_again(rabbit: Rab
 
 
 def test_a_workers_line_says_what_its_broker_lacks(rabbit: Rabbit, folder: Path) -> None:
-    """Guarantee, and each capability that is missing; and a worker that cannot keep its settings ends with a line."""
+    """The line has the guarantee and each missing capability; a worker that cannot keep its settings ends with one line."""
     server: Any = rabbit
     shop = Shop(server, folder)
     try:
@@ -127,7 +127,7 @@ def test_a_workers_line_says_what_its_broker_lacks(rabbit: Rabbit, folder: Path)
 
 
 def test_an_observing_worker_records_and_changes_nothing(rabbit: Rabbit, folder: Path) -> None:
-    """`mode="observe"`: Celery alone acknowledges, and drops what fails; no queue of letters appears."""
+    """With `mode="observe"` Celery alone acknowledges, and drops failed tasks; no dead-letter queue appears."""
     server: Any = rabbit
     shop = Shop(server, folder, settings={"mode": "observe"})
     try:
@@ -145,7 +145,7 @@ def test_an_observing_worker_records_and_changes_nothing(rabbit: Rabbit, folder:
 
 @pytest.mark.parametrize("pool", first_quick(["solo", "gevent"]))
 def test_other_pools_work_too(rabbit: Rabbit, folder: Path, pool: str) -> None:
-    """A retry, a letter and a delay, on pools without a hub or without processes; and a stop that leaves nothing behind."""
+    """A retry, a dead letter and a delay work on pools without an event loop or processes; a stop leaves nothing behind."""
     server: Any = rabbit
     shop = Shop(server, folder, settings={"queues": {"#": {"redelivery_delay": 0.1, "max_delivery_attempts": 2}}})
     try:
