@@ -1,1 +1,1 @@
-"""Tests of Celery's own features, with ours around them."""
+"""Tests of Celery's own features with redelivery installed."""

@@ -1,7 +1,6 @@
-"""Two workers whose clocks are two hours apart, each an hour wrong: no delay is early, no expiry wrong, no due time shifted.
+"""Two workers whose clocks are wrong by an hour, one each way: no delay is early, no expiry wrong, no due time shifted.
 
-All times that are compared are the broker's. Nothing here is quick: a delay that is judged by a wrong clock is an hour too long, or
-none.
+All times that are compared are the broker's. A delay that is measured by a wrong clock would be an hour too long or too short.
 """
 
 from __future__ import annotations
@@ -69,14 +68,14 @@ def here() -> Iterator[Shop]:
 
 
 def done(here: Shop, task_id: str) -> tuple[Event, Event]:
-    """Its publication, and its success."""
+    """The time of its publication, and of its success."""
     here.ended(task_id, "succeeded")
     events = here.events_of(task_id)
     return events[0], events[-1]
 
 
 def test_the_clocks_are_wrong(here: Shop, clock: str) -> None:
-    """Else nothing here would show anything."""
+    """Otherwise the other tests here would prove nothing."""
     task_id = here.send("ok", queue=clock)
     _, end = done(here, task_id)
     (run,) = here.runs(task_id)
@@ -86,7 +85,7 @@ def test_the_clocks_are_wrong(here: Shop, clock: str) -> None:
 
 @pytest.mark.parametrize("countdown", [0.9, 3])
 def test_a_countdown_is_neither_early_nor_an_hour_late(here: Shop, clock: str, countdown: float) -> None:
-    """In the delay store, and where it is so short that the worker itself waits."""
+    """Both in the delay store, and for a short countdown that the worker itself waits for."""
     before = here.server.now_ms()
     _, end = done(here, here.send("ok", queue=clock, countdown=countdown))
     assert end.at_ms >= before + countdown * 1000 - 10  # the producer has a clock of its own, which is right
@@ -94,7 +93,7 @@ def test_a_countdown_is_neither_early_nor_an_hour_late(here: Shop, clock: str, c
 
 @pytest.mark.parametrize("producer", list(CLOCKS))
 def test_a_producers_wrong_clock_makes_no_countdown_early_or_late(here: Skewed, clock: str, producer: str) -> None:
-    """However Celery is told of it; nor does what expires in ten minutes expire before."""
+    """This holds for each way to give Celery a countdown; a message that expires in ten minutes does not expire earlier."""
     here.skew = CLOCKS[producer]
     command = [sys.executable, "-m", "tests.support.apps.skewed_producer", here.server.url, clock, json.dumps(SETTINGS)]
     ran = subprocess.run(command, env=here.environment, cwd=ROOT, stdout=subprocess.PIPE, timeout=120, check=True)
@@ -106,7 +105,7 @@ def test_a_producers_wrong_clock_makes_no_countdown_early_or_late(here: Skewed, 
 
 
 def test_a_redelivery_waits_as_long_as_it_was_said(here: Shop, clock: str) -> None:
-    """Its due time is the broker's, in the books and in the message's header."""
+    """Its due time is by the broker's clock, in the books and in the message's header."""
     task_id = here.send("fails", 2, queue=clock)
     done(here, task_id)
     _, first, second, end = here.events_of(task_id)
@@ -118,30 +117,30 @@ def test_a_redelivery_waits_as_long_as_it_was_said(here: Shop, clock: str) -> No
 
 @pytest.mark.parametrize("how", ["same", "countdown", "eta"])
 def test_a_retry_waits_as_long_as_the_task_asked(here: Shop, clock: str, how: str) -> None:
-    """Also where Celery publishes it anew, with an ETA of its own making."""
+    """Also if Celery publishes a new message for it, with its own ETA."""
     task_id = here.send("retries", how, 2, queue=clock)
     done(here, task_id)
     assert "redelivery_scheduled" in here.outcomes_of(task_id)
-    asked, again = (run["at"] for run in here.runs(task_id))  # by one clock, however wrong
+    asked, again = (run["at"] for run in here.runs(task_id))  # by one clock, even if it is wrong
     assert again >= asked + 1.9  # two seconds, but for what this worker cannot know of the server's clock
 
 
 @pytest.mark.parametrize(("task", "args"), [("ok", ()), ("fails", (1,)), ("retries", ("countdown", 1.5))])
 def test_what_expires_later_runs(here: Shop, clock: str, task: str, args: tuple[object, ...]) -> None:
-    """Delivered once, again, and published anew; a clock that is ahead would have it expired already."""
+    """After a first delivery, a redelivery and a new publication; by a clock that is ahead, it would have expired already."""
     done(here, here.send(task, *args, queue=clock, expires=900))
 
 
 @pytest.mark.parametrize(("task", "args"), [("fails", (1,)), ("retries", ("countdown", 1.5))])
 def test_what_lives_longer_or_is_younger_runs(here: Shop, clock: str, task: str, args: tuple[object, ...]) -> None:
-    """A queue's time to live, and a policy's greatest age."""
+    """A queue's time to live and a policy's greatest age are measured by the broker's clock."""
     for kind in ("brief", "old"):
         done(here, here.send(task, *args, queue=f"{kind}.{clock}"))
 
 
 @pytest.mark.parametrize("countdown", [None, HOUR // 2])
 def test_what_has_expired_does_not_run(here: Shop, clock: str, countdown: int | None) -> None:
-    """On arrival, and in the delay store; a clock that is behind would run it, or wait for an hour."""
+    """It dies on arrival or in the delay store; by a clock that is behind, it would run, or wait for an hour."""
     task_id = here.send("fails", 5, queue=clock, expires=1, countdown=countdown)
     end = here.ended(task_id, "dead_lettered")
     assert end.reason == "expired"
@@ -150,7 +149,7 @@ def test_what_has_expired_does_not_run(here: Shop, clock: str, countdown: int | 
 
 
 def test_a_delivery_delay_counts_from_the_publication(here: Shop, clock: str) -> None:
-    """By the broker's clock."""
+    """It is measured by the broker's clock."""
     published, end = done(here, here.send("ok", queue=f"late.{clock}"))
     assert end.at_ms >= published.at_ms + 2000
 

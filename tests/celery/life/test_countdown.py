@@ -1,4 +1,4 @@
-"""Countdowns: a producer says how long a task waits, and the broker's clock counts it, however wrong the producer's is."""
+"""Countdowns: a producer says how long a task waits, and the broker's clock measures it, even if the producer's clock is wrong."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 HOUR_MS = 3_600_000
 #: What a slow machine may take between the two moments that are compared.
 SLACK_MS = 300_000
-#: How far apart two times of one script may be: what `TIME` says, and what an entry of the stream is dated.
+#: How far apart two times of one script may be: the result of `TIME`, and the time in a stream entry's id.
 TICK_MS = 1000
-#: The last millisecond that Celery can write.
+#: The last millisecond that Celery can express.
 LATEST = int(datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC).timestamp()) * 1000
 
 
@@ -46,7 +46,7 @@ def ms_of(text: str) -> float:
 def test_what_a_producer_with_a_wrong_clock_publishes_has_the_right_times(
     any_server: Server, skew: int, settings: dict[str, Any]
 ) -> None:
-    """In the message itself, so that plain workers read them, too. A time that was given as a time is left as it was given."""
+    """The message itself has the right times, so that plain workers see them too. An absolute time is left unchanged."""
     path = f"{ROOT / 'tests' / 'support' / 'skewed'}:{ROOT}"
     command = [sys.executable, "-m", "tests.support.apps.skewed_producer", any_server.url, "celery", json.dumps(settings)]
     environment = {**os.environ, "PYTHONPATH": path, "CLOCK_SKEW": str(skew)}
@@ -67,24 +67,24 @@ def test_what_a_producer_with_a_wrong_clock_publishes_has_the_right_times(
     assert headers[ids["expires"]]["eta"] is None
     assert headers[ids["eta"]]["eta"] == right
     assert headers[ids["expires_later"]]["expires"] == right
-    assert abs(ms_of(right) - at[ids["eta"]] - 2 * HOUR_MS - skew * 1000) < SLACK_MS  # else the clock was right
+    assert abs(ms_of(right) - at[ids["eta"]] - 2 * HOUR_MS - skew * 1000) < SLACK_MS  # otherwise the clock was right
 
 
 @pytest.mark.parametrize("ms", [0, 951_782_399_999, 951_782_400_000, 1_709_164_800_000, 4_107_542_399_999, LATEST])
 def test_the_server_writes_a_time_as_python_does(any_server: Server, ms: int) -> None:
-    """The ends of Februaries, of centuries, and of what Celery can write."""
+    """The last days of February, the ends of centuries, and the limits of what Celery can express."""
     assert written(any_server, [ms]) == [as_python(ms)]
 
 
 def test_the_server_writes_every_day_as_python_does(any_server: Server) -> None:
-    """Of four hundred years, which is when the calendar begins anew."""
+    """For the four hundred years after which the calendar repeats."""
     days = [day * 86_400_000 + day for day in range(366 * 400)]
     told = written(any_server, days)
     assert told == [as_python(ms) for ms in days]
 
 
 def written(server: Server, times: list[int]) -> list[str]:
-    """What the script makes of these times."""
+    """The script's text for these times."""
     each = "local told = {} for i = 1, #ARGV do told[i] = iso(tonumber(ARGV[i])) end return told"
     script = source("publish").split("local length")[0] + each
     client, told = server.client, []
@@ -94,13 +94,13 @@ def written(server: Server, times: list[int]) -> list[str]:
 
 
 def as_python(ms: int) -> str:
-    """What Python makes of a time; not by way of a float, which is a millisecond off some days."""
+    """Python's text for a time; not computed by a float, which is a millisecond off on some days."""
     return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=ms)).isoformat(timespec="milliseconds")
 
 
 @given(st.text(max_size=20), st.dictionaries(st.sampled_from(["eta", "expires", PUBLISHED]), st.integers(-(10**9), 10**12)))
 def test_gaps_are_where_the_times_belong(body: str, times: dict[str, int]) -> None:
-    """Whatever else is in the message: filled in, it is the message with its times."""
+    """For any content: the text with its gaps filled in is the message with its times."""
     message: dict[str, Any] = {"body": body, "headers": {"expires": None, "id": body, "eta": "x", "after": body}, "properties": {}}
     text, gaps = with_gaps(message, times)
     filled, at = b"", 0
@@ -114,7 +114,7 @@ def test_gaps_are_where_the_times_belong(body: str, times: dict[str, int]) -> No
 
 
 def test_a_countdown_is_less_by_what_the_publication_took(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It counts from the call, though the broker may be away for a while; a copy of it counts on. Rounded up: never early."""
+    """It counts from the call, also if the broker is away for a while, and also in a copy. It is rounded up: never early."""
     monkeypatch.setattr("redelivery.middleware.messages.countdown.time.monotonic", lambda: 100.0)
     eta = FromNow.of("2026-11-24T00:00:00+00:00", 10.0)
     assert eta == "2026-11-24T00:00:00+00:00"
@@ -125,7 +125,7 @@ def test_a_countdown_is_less_by_what_the_publication_took(monkeypatch: pytest.Mo
 
 
 def test_messages_of_other_apps_and_of_other_brokers_are_as_celery_makes_them() -> None:
-    """The text is Celery's, and an app without us is not touched."""
+    """An app without redelivery is not changed: its message has Celery's own text."""
     ours, other = Celery("ours", broker="memory://"), Celery("other", broker="memory://")
     Redelivery(ours)
     for app in (ours, other):

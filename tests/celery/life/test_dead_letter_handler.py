@@ -1,6 +1,7 @@
-"""Dead-letter handlers, and dead-letter queues that are consumed without one, on real workers.
+"""Dead-letter handlers, and dead-letter queues that are consumed without a handler, on real workers.
 
-One worker for each half: it consumes its queues and their dead-letter queues, and every test looks at letters of its own.
+There is one worker with a handler and one without. Each consumes its queues and their dead-letter queues; each test has dead
+letters of its own.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ PARKED = "DLQ.DLQ.celery"
 
 @pytest.fixture(scope="module")
 def place() -> Iterator[Path]:
-    """A folder for both halves."""
+    """A folder for both workers."""
     with tempfile.TemporaryDirectory(prefix="rd-", ignore_cleanup_errors=True) as name:
         yield Path(name)
 
@@ -88,7 +89,7 @@ def parked(shop: Shop, task_id: str, queue: str = PARKED) -> dict[str, Any]:
 
 
 def test_a_handler_sends_a_letter_back(handled: Shop) -> None:
-    """The same task, one generation on: both lives end once, in the books."""
+    """It is the same task in its next generation; in the books both lives end once."""
     task_id = handled.send("picky", "redrive")
     assert handled.ended(task_id, "succeeded").generation == 1
     assert handled.outcomes_of(task_id) == ["published", "dead_lettered", "redriven", "succeeded"]
@@ -97,14 +98,14 @@ def test_a_handler_sends_a_letter_back(handled: Shop) -> None:
 
 
 def test_a_handler_edits_a_letter_before_it_goes_back(handled: Shop) -> None:
-    """Only the arguments that it gave are other ones."""
+    """Only the arguments that the handler gave are changed."""
     task_id = handled.send("picky", "edit")
     handled.ended(task_id, "succeeded")
     assert [(run["what"], run["mended"]) for run in handled.runs(task_id)] == [("edit", False), ("edit", True)]
 
 
 def test_a_handler_archives_a_letter(handled: Shop, place: Path) -> None:
-    """It is in a file before it is gone, and recorded as purged."""
+    """It is in a file before it leaves the queue, and is recorded as purged."""
     task_id = handled.send("picky", "archive")
     event = handled.ended(task_id, "purged")
     assert (event.generation, event.reason) == (0, "operator")
@@ -114,7 +115,7 @@ def test_a_handler_archives_a_letter(handled: Shop, place: Path) -> None:
 
 
 def test_an_archive_is_named_after_the_queue_that_held_the_letter(handled: Shop, place: Path) -> None:
-    """Not after what the message says of its delivery, which whoever published it wrote."""
+    """Not after the delivery information in the message, which its publisher wrote."""
     task_id = handled.send("picky", "park")
     parked(handled, task_id)
     [letter] = [each for each in handled.letters(PARKED) if each["headers"]["id"] == task_id]
@@ -143,7 +144,7 @@ def test_a_handler_discards_a_letter(handled: Shop) -> None:
 
 
 def test_a_handler_parks_a_letter(handled: Shop) -> None:
-    """It lies in the dead-letter queue's own dead-letter queue, and no further step of its life is recorded."""
+    """It goes to the dead-letter queue of the dead-letter queue, and no further step of its life is recorded."""
     task_id = handled.send("picky", "park")
     header = parked(handled, task_id)
     assert (header["parked"], header["deaths"][0]["queue"], header["deaths"][0]["reason"]) == (True, "DLQ.celery", "rejected")
@@ -151,7 +152,7 @@ def test_a_handler_parks_a_letter(handled: Shop) -> None:
 
 
 def test_a_handler_that_fails_is_asked_again_and_then_the_letter_is_parked(handled: Shop) -> None:
-    """By the policy of the dead-letter queue; the task's own failure stays what is shown, the handler's is the death's detail."""
+    """The policy of the dead-letter queue applies. The record keeps the task's failure; the handler's is the death's detail."""
     task_id = handled.send("picky", "fail")
     header = parked(handled, task_id)
     assert [call["handled"] for call in calls(handled, task_id)] == [0, 1, 2]
@@ -175,7 +176,7 @@ def test_a_handler_that_kills_its_process_ends_as_one_that_fails(handled: Shop) 
 
 
 def test_a_handler_that_returns_no_decision_parks_at_once(handled: Shop) -> None:
-    """That is no failure that time mends."""
+    """A missing decision is not a failure that a retry can cure."""
     task_id = handled.send("picky", "nothing")
     header = parked(handled, task_id)
     assert header["deaths"][0]["reason"] == "non_retryable"
@@ -183,12 +184,12 @@ def test_a_handler_that_returns_no_decision_parks_at_once(handled: Shop) -> None
     assert len(calls(handled, task_id)) == 1
 
 
-#: What a handler does, and how many lives the task has then.
+#: What a handler does, and the number of lives that the task has afterwards.
 LIVES = {"redrive": 2, "edit": 2, "archive": 1, "discard": 1, "park": 1, "fail": 1}
 
 
 def test_the_books_balance_after_every_decision(handled: Shop, place: Path) -> None:
-    """Each life that a decision closes or opens is opened once and ended once; what is kept or archived is where the books say."""
+    """Each life begins once and ends once, whatever the decision; kept and archived dead letters are where the books say."""
     ids = {what: handled.send("picky", what) for what in LIVES}
     for what, outcome in {"redrive": "succeeded", "edit": "succeeded", "archive": "purged", "discard": "discarded"}.items():
         handled.ended(ids[what], outcome)
@@ -232,7 +233,7 @@ class Bomb:
 
 
 def test_a_pickled_letter_is_handled_without_being_opened(handled: Shop, place: Path) -> None:
-    """Its arguments are None, and what it would do is not done."""
+    """Its arguments are None, and the code in the pickle does not run."""
     body = pickle.dumps(([Bomb(place / "opened")], {}, {}))
     message = task_message("pickled", PICKY, body=base64.b64encode(body).decode())
     message["content-type"], message["content-encoding"] = "application/x-python-serialize", "binary"
@@ -243,7 +244,7 @@ def test_a_pickled_letter_is_handled_without_being_opened(handled: Shop, place: 
 
 
 def test_garbage_reaches_its_handler_too(handled: Shop) -> None:
-    """Bytes that were no message are a letter without a task."""
+    """Bytes that were no message are a dead letter without a task."""
     handled.server.client.lpush("celery", b"\x00 no message")
     event = until(lambda: [each for each in handled.events if each.task_id.startswith("raw-") and each.outcome == "discarded"])[0]
     [call] = calls(handled, event.task_id)
@@ -252,7 +253,7 @@ def test_garbage_reaches_its_handler_too(handled: Shop) -> None:
 
 @pytest.mark.parametrize("pool", first_quick(["threads", "solo"]))
 def test_a_handler_works_where_the_pool_shares_the_workers_process(place: Path, pool: str) -> None:
-    """Decisions and failures take another way there, to the same ends."""
+    """Decisions and failures take another code path there, with the same results."""
     server = served(place / pool)
     settings = {
         "lease": 2,
@@ -277,7 +278,7 @@ def test_a_handler_works_where_the_pool_shares_the_workers_process(place: Path, 
 
 @pytest.fixture(scope="module")
 def consumed(place: Path) -> Iterator[Shop]:
-    """A worker without a handler: on a queue and its dead-letter queue, and on two queues that are each other's."""
+    """A worker without a handler: on a queue and its dead-letter queue, and on two queues that dead-letter into each other."""
     server = served(place / "c")
     settings = {
         "queues": {
@@ -294,7 +295,7 @@ def consumed(place: Path) -> Iterator[Shop]:
 
 
 def test_a_dead_letter_queue_that_is_consumed_is_an_origin(consumed: Shop) -> None:
-    """Its letters live once more, with all their attempts, die again, and are held; the books have two lives, each ended once."""
+    """Its dead letters live again with all their attempts, die again, and are parked; the books have two lives, each ended once."""
     task_id = consumed.send("fails")
     header = parked(consumed, task_id)
     assert [(event.outcome, event.generation) for event in consumed.events_of(task_id)] == [
@@ -311,7 +312,7 @@ def test_a_dead_letter_queue_that_is_consumed_is_an_origin(consumed: Shop) -> No
 
 
 def test_a_circle_is_not_closed(consumed: Shop) -> None:
-    """What died here, and then there, does not come here again: it is parked where it is, and not run any more."""
+    """A message that died here and then there is not sent back here: it is parked in its current queue, and does not run again."""
     task_id = consumed.send("fails", queue="here")
     header = parked(consumed, task_id, "DLQ.there")
     assert header["parked"] is True
@@ -320,7 +321,7 @@ def test_a_circle_is_not_closed(consumed: Shop) -> None:
 
 
 def test_an_operators_redrive_is_no_circle(consumed: Shop) -> None:
-    """It goes round once more, and is parked again; the first death is what it was."""
+    """It goes through the queues once more and is parked again; the record of the first death is unchanged."""
     task_id = consumed.send("fails", queue="here")
     first = parked(consumed, task_id, "DLQ.there")
     install = Redelivery(Celery("operator", broker=consumed.server.url, set_as_current=False), consumed.settings)
@@ -353,7 +354,7 @@ def test_a_letter_says_what_its_record_says() -> None:
 
 
 def test_what_cannot_be_edited_says_so_in_the_handler() -> None:
-    """A body that is not JSON, arguments that are not: nothing is sent off for it."""
+    """A body that is not JSON, or arguments that JSON cannot hold, raise in the handler, before anything is sent."""
     with pytest.raises(RedriveError, match="cannot be edited"):
         letter(body="%%%").redrive(args=[1])
     with pytest.raises(RedriveError, match="not JSON"):
@@ -365,7 +366,7 @@ def test_what_cannot_be_edited_says_so_in_the_handler() -> None:
 
 @pytest.mark.parametrize("has_begun", [True, False])
 def test_an_acknowledgement_without_a_decision_parks(monkeypatch: pytest.MonkeyPatch, *, has_begun: bool) -> None:
-    """Whoever acknowledges a handler's message, a `Strategy` of its own say: that ends no dead letter."""
+    """Code such as a task's own `Strategy` may acknowledge a handler's message: that does not end the dead letter."""
     parked: list[Any] = []
     monkeypatch.setattr(LetterDelivery, "_bury", lambda _, __, decided, ___: parked.append(decided.reason))
     delivery = LetterDelivery.__new__(LetterDelivery)
@@ -376,7 +377,7 @@ def test_an_acknowledgement_without_a_decision_parks(monkeypatch: pytest.MonkeyP
 
 
 def test_one_queue_has_one_handler() -> None:
-    """A second one is refused, by name; so is one for a queue that keeps no letters, and one without a queue."""
+    """A second one is refused by name, as is a handler without a queue or for a queue that keeps no dead letters."""
     install = Redelivery(Celery("a", set_as_current=False), {"queues": {"none": {"dead_letter_queue": None}}})
     install.dead_letter_handler("orders", "bills")(lambda each: each.park())
     with pytest.raises(ConfigurationError, match="'bills' has a dead-letter handler already"):

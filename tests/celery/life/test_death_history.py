@@ -1,4 +1,4 @@
-"""The death history of a letter: what it says after one death, and after a thousand, whatever lies between them."""
+"""The death history of a dead letter: what it contains after one death and after a thousand, whatever happened between them."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_repeated_deaths_are_counted_where_they_are_the_same() -> None:
 
 
 def test_what_makes_a_letter_expire_is_taken_off_and_kept_in_its_death() -> None:
-    """The producer's `expires`, its time to live, kombu's expiration, and the time of publication that it counts from."""
+    """The producer's `expires`, its time to live, kombu's expiration, and the publication time from which it counts."""
     message = task_message(expires="2026-01-01T00:00:00+00:00")
     message["headers"].update({TIME_TO_LIVE: 5000, PUBLISHED: 7})
     message["properties"]["expiration"] = "5000"
@@ -82,7 +82,7 @@ STEPS = st.lists(
 
 @given(STEPS)
 def test_the_record_is_bounded_and_its_first_death_never_changes(steps: list[tuple[str, str, str, str]]) -> None:
-    """However often it dies, wherever, of whatever, and whoever sends it back between."""
+    """However often and wherever it dies, whatever the reasons are, and whoever sends it back in between."""
     message, first, seen, died = task_message(), None, 0, 0
     for at_ms, (what, queue, reason, text) in enumerate(steps, 1):
         failed = Failed(type="E", message=text, traceback=text, fingerprint="f")
@@ -111,7 +111,7 @@ def test_the_record_is_bounded_and_its_first_death_never_changes(steps: list[tup
 
 @pytest.mark.parametrize("count", [MAX_DEATHS - 1, MAX_DEATHS, MAX_DEATHS + 1])
 def test_the_twenty_first_kind_of_death_drops_one_of_the_middle(count: int) -> None:
-    """Caps at N-1, N and N+1: the newest and the very first stay, also where the first has happened again."""
+    """Tested at N-1, N and N+1: the newest and the very first entry stay, even if the first kind of death has happened again."""
     message = task_message()
     for number in range(count):
         message = redriven(dies(message, f"q{number}", "exhausted", 100 + number))
@@ -124,7 +124,7 @@ def test_the_twenty_first_kind_of_death_drops_one_of_the_middle(count: int) -> N
 
 
 def test_an_older_versions_letter_has_its_first_death_from_its_deaths() -> None:
-    """The one that began first, whatever the order."""
+    """It is the death that began first, whatever the order of the entries."""
     letter = dies(task_message(), "a", "exhausted", 100)
     old = header(letter)
     del old["first_death"]
@@ -135,7 +135,7 @@ def test_an_older_versions_letter_has_its_first_death_from_its_deaths() -> None:
 
 
 def test_a_letter_is_one_until_it_lives_again() -> None:
-    """Dead, redriven, dead again; and not while it only waits for a missing queue."""
+    """Dead, redriven and dead again are told apart; a message that waits for a missing dead-letter queue is no dead letter yet."""
     message = task_message()
     assert not Envelope.of(message["headers"]).is_letter
     letter = dies(message, "a", "exhausted", 100)
@@ -145,7 +145,7 @@ def test_a_letter_is_one_until_it_lives_again() -> None:
 
 
 def test_a_handler_that_fails_changes_nothing_of_the_tasks_own_record() -> None:
-    """Its tries are counted apart, and begin anew with every death."""
+    """The handler's tries are counted separately, and start again with every death."""
     attempt, failed = Attempt(at_ms=1, worker="w", exception="no"), Failed(type="ValueError", message="no")
     letter = dies(task_message(), "a", "exhausted", 100, attempt=attempt, failed=failed)
     before = header(letter)
@@ -171,7 +171,7 @@ def rests(message: Mapping[str, Any], queue: str, target: str | None, policy: Re
 
 
 def test_what_would_go_round_is_parked_where_it_is() -> None:
-    """It died in the target before: it goes to the dead-letter queue that is named after the queue where it dies now."""
+    """It died in the target before: it goes to the dead-letter queue that is named after its current queue."""
     living = redriven(dies(task_message(), "here", "exhausted", 100), on_purpose=False)
     assert rests(living, "there", "here") == RestingPlace("DLQ.there", parked=True)
     assert rests(living, "there", "elsewhere") == RestingPlace("elsewhere")
@@ -179,7 +179,7 @@ def test_what_would_go_round_is_parked_where_it_is() -> None:
 
 
 def test_a_redrive_or_a_rejection_between_makes_it_no_circle() -> None:
-    """An operator's, or a handler's; a worker that merely consumes the queue is part of the circle."""
+    """After a redrive or a rejection the target is allowed again; a worker that only consumes the queue changes nothing."""
     letter = dies(task_message(), "here", "exhausted", 100)
     assert rests(redriven(letter), "there", "here") == RestingPlace("here")
     assert rests(redriven(letter, on_purpose=False), "there", "here").parked
@@ -190,7 +190,7 @@ def test_a_redrive_or_a_rejection_between_makes_it_no_circle() -> None:
 
 
 def test_the_place_of_what_is_parked_is_never_one_where_it_died() -> None:
-    """Also where somebody consumes that place and sends it on."""
+    """This holds even if a worker consumes the parking queue and its messages die there."""
     message = task_message()
     for number, queue in enumerate(["here", "there", "DLQ.there"]):
         message = redriven(dies(message, queue, "expired", 100 + number), on_purpose=False)
@@ -200,7 +200,7 @@ def test_the_place_of_what_is_parked_is_never_one_where_it_died() -> None:
 
 
 def test_a_letter_that_dies_is_parked_and_never_discarded() -> None:
-    """Whatever the policy of the dead-letter queue says of letters."""
+    """This holds whatever the policy of the dead-letter queue says about dead letters."""
     letter = dies(task_message(), "a", "exhausted", 100)
     assert rests(letter, "DLQ.a", "DLQ.DLQ.a") == RestingPlace("DLQ.DLQ.a", parked=True)
     assert rests(letter, "DLQ.a", None) == RestingPlace("DLQ.DLQ.a", parked=True)
@@ -209,7 +209,7 @@ def test_a_letter_that_dies_is_parked_and_never_discarded() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from("abc"), st.sampled_from(["exhausted", "expired"])), max_size=60))
 def test_no_policy_sends_a_message_round_for_ever(hops: list[tuple[str, str, str]]) -> None:
-    """Whatever targets the policies name: between two redrives a message dies in each queue of them at most once."""
+    """For any targets in the policies: between two redrives a message dies at most once in each queue."""
     targets = {queue: target for queue, target, _ in hops if queue != target}
     queue, message, deaths = "a", task_message(), []
     for at_ms in range(1, 200):
@@ -231,7 +231,7 @@ def test_no_policy_sends_a_message_round_for_ever(hops: list[tuple[str, str, str
 
 @pytest.mark.parametrize("started", [None, "123"])
 def test_a_letter_that_a_dead_worker_held_is_a_letter_again(desk: Desk, started: str | None) -> None:
-    """Whatever its priority, it is where the tools look, it lives in the inventory as dead, and no step of its life is recorded."""
+    """With any priority it is where the tools look, the inventory calls it dead, and no step of its life is recorded."""
     desk.die(task_message("a", priority=9))
     tag, events = desk.hold(queue=LETTERS), len(desk.events)
     [held] = [each for each in desk.transport.leases.held_by("w") if each.tag == tag]

@@ -1,4 +1,4 @@
-"""Delayed consumption: a message is not run before its time, whoever published it, and its time does not shift."""
+"""Delayed consumption: a message does not run before its time, whoever published it, and its due time does not shift."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ DELAY = 5
 
 
 def due(headers: dict[str, Any], envelope: Envelope | None = None, eta_ms: int | None = None, **fields: Any) -> int | None:
-    """How long after NOW, when it is seen, a message must wait in the delay store."""
+    """How long after NOW, when it is first seen, a message must wait in the delay store."""
     known = Envelope() if envelope is None else envelope
     found = due_ms(headers, known, RedeliveryPolicy(**fields), seen_ms=NOW, eta_ms=eta_ms, eta_threshold_ms=1000)
     return None if found is None else found - NOW
@@ -59,7 +59,7 @@ def due(headers: dict[str, Any], envelope: Envelope | None = None, eta_ms: int |
     ],
 )
 def test_the_latest_of_all_delays_applies(headers: dict[str, Any], eta: int | None, delay: float, expected: int | None) -> None:
-    """The ETA (beyond the threshold; within it the worker waits), the header, and the queue's delay from the publication on."""
+    """The ETA (beyond the threshold; below it the worker waits), the header, and the queue's delay since the publication."""
     assert due(headers, eta_ms=None if eta is None else NOW + eta, delivery_delay=delay) == expected
 
 
@@ -74,17 +74,17 @@ def test_the_latest_of_all_delays_applies(headers: dict[str, Any], eta: int | No
     ids=["redelivered", "redriven", "dead", "promoted by hand"],
 )
 def test_a_life_waits_once(known: Envelope) -> None:
-    """What has run, has died, or was let out of the delay store does not wait for its publication's delay again."""
+    """A message that has run, died, or left the delay store does not wait for the delivery delay again."""
     assert due({"eta": known.served_eta}, known, delivery_delay=2) is None
 
 
 def test_a_suspect_that_did_not_wait_still_waits() -> None:
-    """Its worker died before it had put the message into the delay store."""
+    """Its worker died before it had put the message into the delay store, so its delay is not over."""
     assert due({}, Envelope(delivery=1, suspect=True, first_seen_ms=NOW - 500), delivery_delay=2) == 1500
 
 
 class Later(Shop):
-    """A shop with one worker. `sent` names what was published to it, all at once; `missed` was due before it started."""
+    """A shop with one worker. `sent` names its messages, published at the same time; `missed` was due before the worker started."""
 
     sent: dict[str, str]
     plain_sent: str
@@ -133,7 +133,7 @@ def here() -> Iterator[Later]:
 
 
 def deferred(here: Shop, task_id: str) -> Event:
-    """The event that says until when it waits; and that it ran, once, no earlier."""
+    """The event that says until when it waits; also checks that it ran once, and not before."""
     event = here.ended(task_id, "deferred")
     here.ended(task_id, "succeeded")
     (run,) = here.runs(task_id)
@@ -153,7 +153,7 @@ def deferred(here: Shop, task_id: str) -> Event:
     ],
 )
 def test_a_message_waits_from_its_publication_on(here: Later, name: str, after: int) -> None:
-    """For the latest of its delays. The time is the broker's, noted with the publication."""
+    """It waits for the latest of its delays. The publication time is the broker's, noted in the message."""
     task_id = here.sent[name]
     event = deferred(here, task_id)
     assert here.outcomes_of(task_id) == ["published", "deferred", "succeeded"]
@@ -161,14 +161,14 @@ def test_a_message_waits_from_its_publication_on(here: Later, name: str, after: 
 
 
 def test_a_later_eta_is_waited_for_instead(here: Later) -> None:
-    """The later of the two, and one wait for both."""
+    """The later of the two times counts, and there is one wait for both."""
     task_id = here.sent["later eta"]
     assert deferred(here, task_id).due_ms == pytest.approx(here.eta.timestamp() * 1000, abs=1)
     assert here.outcomes_of(task_id) == ["published", "deferred", "succeeded"]
 
 
 def test_a_plain_producers_message_waits_from_its_first_sight_on(here: Later) -> None:
-    """Nobody noted when it was published; it is seen at once where a worker lives."""
+    """Its publication time was not noted; if a worker lives, it sees the message at once."""
     event = deferred(here, here.plain_sent)
     assert event.due_ms is not None
     assert event.due_ms >= here.began_ms + DELAY * 1000 - 1
@@ -176,7 +176,7 @@ def test_a_plain_producers_message_waits_from_its_first_sight_on(here: Later) ->
 
 
 def test_what_is_due_already_does_not_wait(here: Later) -> None:
-    """It was published, and its delay passed, while no worker lived."""
+    """It was published, and its delay passed, before the worker started."""
     here.ended(here.missed, "succeeded")
     assert here.outcomes_of(here.missed) == ["published", "succeeded"]
 
@@ -192,7 +192,7 @@ def test_a_redelivery_and_a_redriven_message_do_not_wait_again(here: Later) -> N
 
 
 def test_solaces_recipe_works_as_it_is_written(here: Later) -> None:
-    """Queue B, which nobody consumes, with a time to live and queue A as its dead message queue: A's consumer runs it (S10)."""
+    """Queue B has no consumer, a time to live, and queue A as its dead-letter queue: the consumer of A runs the message (S10)."""
     task_id = here.sent["solace"]
     here.ended(task_id, "succeeded")
     events = here.events_of(task_id)
@@ -208,7 +208,7 @@ def test_solaces_recipe_works_as_it_is_written(here: Later) -> None:
 
 
 def test_what_waits_says_so_to_a_plain_worker(here: Later) -> None:
-    """It carries an ETA, the due time, as Celery writes one."""
+    """The waiting message carries its due time as an ETA, in Celery's format."""
     task_id = here.sent["an hour"]
     event = here.ended(task_id, "deferred")
     raws = here.server.client.hvals("redelivery:delayed:messages:celery")
@@ -218,7 +218,7 @@ def test_what_waits_says_so_to_a_plain_worker(here: Later) -> None:
 
 
 def test_a_message_that_expires_before_it_is_due_dies_then(here: Later) -> None:
-    """It would be due in an hour."""
+    """It would be due in an hour, but expires before."""
     task_id = here.sent["expires"]
     assert here.ended(task_id, "dead_lettered").reason == "expired"
     assert here.outcomes_of(task_id) == ["published", "deferred", "dead_lettered"]
@@ -226,7 +226,7 @@ def test_a_message_that_expires_before_it_is_due_dies_then(here: Later) -> None:
 
 
 def test_a_due_time_survives_a_restart_of_worker_dispatcher_and_broker(shop: Callable[..., Shop]) -> None:
-    """All three are killed while it waits; it is due when it was to be, and runs then."""
+    """All three are killed while it waits; its due time is unchanged, and it runs then."""
     delay = 8
     here = shop(settings={"queues": {"#": {"delivery_delay": delay}}}, module="tests.support.apps.deaths")
     here.server.keep_everything()

@@ -22,7 +22,7 @@ SETTINGS = {"lease": 2, "queues": {"#": {"redelivery_delay": 0.05, "max_delivery
 
 @pytest.mark.parametrize("pool", first_quick(["prefork", "threads", "solo"]))
 def test_every_way_to_end_is_recorded_once(shop: Callable[..., Shop], pool: str) -> None:
-    """Rejected, requeued, ignored, retried by Celery's own publishing, lost: each has its one end, and none is left held."""
+    """Rejected, requeued, ignored, retried by Celery itself, or lost: each has one recorded end, and no message stays held."""
     here = shop(settings=SETTINGS)
     here.start(pool=pool)
     expected = {
@@ -45,7 +45,7 @@ def test_every_way_to_end_is_recorded_once(shop: Callable[..., Shop], pool: str)
 
 
 def test_a_terminated_task_is_recorded_as_revoked(shop: Callable[..., Shop]) -> None:
-    """`revoke(terminate=True)` finds it acknowledged; its end is recorded all the same. Its place was free while it ran."""
+    """`revoke(terminate=True)` finds it acknowledged, but its end is recorded. Its prefetch place was free while it ran."""
     here = shop(settings=SETTINGS)
     worker = here.start("--prefetch-multiplier", "1", concurrency=1)
     task_id = here.send("early_does", "nap")
@@ -61,7 +61,7 @@ def test_a_terminated_task_is_recorded_as_revoked(shop: Callable[..., Shop]) -> 
 
 
 def test_a_crash_of_the_whole_worker_is_its_end(shop: Callable[..., Shop]) -> None:
-    """Another worker finds it held by a dead one: it is kept as a letter, and not run; what had not begun runs there."""
+    """Another worker finds it: a task that had begun becomes a dead letter and does not run; one that had not begun runs."""
     here = shop(settings=SETTINGS)
     first = here.start(concurrency=1)
     task_id = here.send("early_does", "nap")
@@ -78,7 +78,7 @@ def test_a_crash_of_the_whole_worker_is_its_end(shop: Callable[..., Shop]) -> No
 
 
 def test_a_repeat_after_a_lost_answer_changes_nothing(any_server: Server) -> None:
-    """Both steps of such a task are asked for under its tag, so that each of them happens once."""
+    """The broker recognises both steps by the message's tag, so that each of them happens once."""
     desk = Desk(any_server)
     desk.publish()
     tag = desk.hold()
@@ -91,7 +91,7 @@ def test_a_repeat_after_a_lost_answer_changes_nothing(any_server: Server) -> Non
 
 
 def test_a_cut_connection_ends_it_once(shop: Callable[..., Shop], server: Server) -> None:
-    """Whatever was under way is asked for again, and recorded once."""
+    """Requests without an answer are sent again, and recorded once."""
     here = shop(settings={**SETTINGS, "lease": 30})
     here.start(pool="threads")
     ids = [here.send("early") for _ in range(20)]
@@ -104,7 +104,7 @@ def test_a_cut_connection_ends_it_once(shop: Callable[..., Shop], server: Server
 
 
 def test_where_kombu_receives_it_is_gone_before_it_runs(shop: Callable[..., Shop]) -> None:
-    """What lies in `unacked` is swept after the visibility timeout, and would run a longer task again."""
+    """Kombu sweeps `unacked` after the visibility timeout, and would run a longer task again."""
     here = shop(settings={**SETTINGS, "fast_receive": False})
     here.start(concurrency=2)
     napping, quick = here.send("early_does", "nap"), here.send("early_does", "nothing")

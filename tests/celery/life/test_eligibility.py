@@ -1,4 +1,4 @@
-"""What is kept of the dead, and where: eligibility, queues that keep nothing, and dead-letter queues that are not there."""
+"""Which dead messages are kept, and where: eligibility, queues without dead letters, and missing dead-letter queues."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def remove(here: Shop, name: str) -> None:
 
 @pytest.fixture(scope="module")
 def here() -> Iterator[Shop]:
-    """One worker of queues that keep their dead in different ways."""
+    """One worker on queues that treat their dead letters differently."""
     with tempfile.TemporaryDirectory(prefix="rd-", ignore_cleanup_errors=True) as name:
         server = Server(Path(name), binaries()["valkey"]).start()
         made = Shop(server, Path(name), settings=SETTINGS, backend=True, module="tests.support.apps.deaths")
@@ -73,7 +73,7 @@ def here() -> Iterator[Shop]:
     ],
 )
 def test_who_is_kept(here: Shop, queue: str, eligible: Any, outcome: str, reason: str) -> None:
-    """The producer's header wins over the queue's default; a queue without a dead-letter queue keeps nobody. All is recorded."""
+    """The producer's header wins over the queue's default; a queue without a dead-letter queue keeps nothing. All is recorded."""
     headers = {} if eligible is None else {ELIGIBLE: eligible}
     task_id = here.send("dies", "gives up", queue=queue, headers=headers)
     end = here.ended(task_id, outcome)
@@ -84,7 +84,7 @@ def test_who_is_kept(here: Shop, queue: str, eligible: Any, outcome: str, reason
 
 
 def test_a_discarded_message_leaves_its_cause_in_the_log(here: Shop) -> None:
-    """`not_eligible` says that it was not kept; the line says what it died of."""
+    """The event has the reason `not_eligible`; the log line says what the task died of."""
     task_id = here.send("dies", "fails", headers={ELIGIBLE: False})
     assert here.ended(task_id, "discarded").reason == "not_eligible"
 
@@ -98,7 +98,7 @@ def test_a_discarded_message_leaves_its_cause_in_the_log(here: Shop) -> None:
 
 
 def test_a_removed_dead_letter_queue_discards_nothing(here: Shop) -> None:
-    """It may not be made by us: the dead wait, do not run again, an alarm is logged; they move when the queue is there again."""
+    """With auto-creation off, dead messages wait and do not run again, and an alarm is logged; they move once it exists."""
     remove(here, "DLQ.closed")
     task_id = here.send("dies", "fails", queue="closed")
     until(lambda: len(here.runs(task_id)) == 2, what="its last attempt")
@@ -122,7 +122,7 @@ def test_a_removed_dead_letter_queue_discards_nothing(here: Shop) -> None:
 
 
 def test_an_empty_dead_letter_queue_goes_where_it_is_to_go(here: Shop) -> None:
-    """`auto_delete_dead_letter_resources`: when its last letter has left."""
+    """`auto_delete_dead_letter_resources`: it is deleted when its last dead letter has left."""
     for queue in ("tidy", "celery"):
         here.ended(here.send("dies", "gives up", queue=queue), "dead_lettered")
     assert here.server.client.hexists("redelivery:dead_letter_queues", "DLQ.tidy")
@@ -143,7 +143,7 @@ def test_an_empty_dead_letter_queue_goes_where_it_is_to_go(here: Shop) -> None:
 def test_a_worker_whose_dead_letter_queue_is_missing_refuses_to_start(
     shop: Callable[..., Shop], fields: dict[str, Any], missing: str
 ) -> None:
-    """One line says what to declare; declared like that, it starts."""
+    """One line says what to declare; after that declaration the worker starts."""
     here = shop(
         settings={"queues": {"#": {"auto_create_dead_letter_resources": False, **fields}}}, module="tests.support.apps.deaths"
     )

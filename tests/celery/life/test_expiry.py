@@ -31,7 +31,7 @@ HOUR = 3600
 
 
 def ends(headers: dict[str, Any], envelope: Envelope | None = None, expires_ms: int | None = None, **fields: Any) -> int | None:
-    """How long after NOW, when it is seen first, a message of these headers and this policy expires."""
+    """How long after NOW, when it is first seen, a message with these headers and this policy expires."""
     properties = {"expiration": headers.pop("expiration")} if "expiration" in headers else {}
     known = Envelope() if envelope is None else envelope
     found = expiry_ms(headers, properties, known, RedeliveryPolicy(**fields), seen_ms=NOW, expires_ms=expires_ms)
@@ -54,13 +54,13 @@ def ends(headers: dict[str, Any], envelope: Envelope | None = None, expires_ms: 
     ],
 )
 def test_the_least_time_to_live_applies(headers: Any, expires_ms: int | None, fields: dict[str, Any], expected: int | None) -> None:
-    """The producer's two and the queue's; only the queue's where the message's own is not respected (Solace S6)."""
+    """The producer's two and the queue's; only the queue's if the message's own is not respected (Solace S6)."""
     assert ends(headers, expires_ms=expires_ms, **fields) == expected
 
 
 @pytest.mark.parametrize("value", ["5000", None, True, -1, 10**16, [5000]])
 def test_a_time_to_live_that_cannot_be_read_counts_as_none(value: Any) -> None:
-    """A header is anybody's."""
+    """Any client may write the header, so it may hold anything."""
     assert ends({TIME_TO_LIVE: value}) is None
 
 
@@ -72,17 +72,17 @@ def test_it_counts_from_the_publication_where_that_was_noted() -> None:
 
 @pytest.mark.parametrize("wrong_by", [-3_600_000, 0, 3_600_000])
 def test_the_clock_of_our_own_producer_does_not_matter(wrong_by: int) -> None:
-    """Celery writes `expires` by it, and beside it how long that is: that counts from the broker's time of publication."""
+    """Beside `expires`, the message says how long that is; this counts from the broker's time of publication."""
     assert ends({PUBLISHED: NOW, "expiration": "60000"}, expires_ms=NOW + 60_000 + wrong_by) == 60_000
 
 
 def test_it_counts_from_first_sight_where_nothing_was_noted() -> None:
-    """A redelivered message was seen earlier than now."""
+    """A redelivered message was first seen at its first delivery, not now."""
     assert ends({TIME_TO_LIVE: 5000}, Envelope(attempt=1, first_seen_ms=NOW - 2000)) == 3000
 
 
 def test_a_letter_does_not_expire_and_a_redriven_message_begins_anew() -> None:
-    """Expiry ends with death (RabbitMQ R6); another life has its time again."""
+    """Expiry ends with death (RabbitMQ R6); a new life has the full time again."""
     deaths = ({"queue": "q", "reason": "expired", "last": NOW - 1000},)
     assert ends({}, Envelope(deaths=deaths, first_seen_ms=NOW - 5000), max_time_to_live=1) is None
     assert ends({}, Envelope(deaths=deaths, generation=1), max_time_to_live=1) == 1000
@@ -104,7 +104,7 @@ CONSUMED = "celery,brief,brief.failing,brief.elsewhere,brief.nowhere,deaf,paused
 
 
 class Expiring(Shop):
-    """A shop with one worker; `early` names messages whose time was over before it started, `late` what was published then."""
+    """A shop with one worker; `early` names messages that expired before it started, `late` those published afterwards."""
 
     early: dict[str, str]
     late: dict[str, str]
@@ -158,7 +158,7 @@ def here() -> Iterator[Expiring]:
     ],
 )
 def test_what_expired_before_a_worker_looked_dies_unrun(here: Expiring, name: str, target: str) -> None:
-    """Into the expiry queue where there is one, else the dead-letter queue; its caller is told in Celery's words."""
+    """It goes to the expiry queue if there is one, else to the dead-letter queue; its caller gets Celery's error."""
     task_id = here.early[name]
     end = here.ended(task_id, "dead_lettered")
     assert (end.reason, here.runs(task_id)) == ("expired", [])
@@ -171,7 +171,7 @@ def test_what_expired_before_a_worker_looked_dies_unrun(here: Expiring, name: st
 
 
 def test_expiry_is_taken_off_the_letter_and_kept_in_its_death(here: Expiring) -> None:
-    """So that it cannot expire again (R6), and the original is known."""
+    """So it cannot expire again (R6), and the original value is known."""
     here.ended(here.early["lesser"], "dead_lettered")
     (letter,) = [each for each in here.letters() if each["headers"]["id"] == here.early["lesser"]]
     assert not {"expires", TIME_TO_LIVE, PUBLISHED} & letter["headers"].keys()
@@ -183,24 +183,24 @@ def test_expiry_is_taken_off_the_letter_and_kept_in_its_death(here: Expiring) ->
 
 @pytest.mark.parametrize(("name", "reason"), [("nowhere", "expired"), ("not eligible", "not_eligible")])
 def test_what_is_not_kept_is_discarded_and_recorded(here: Expiring, name: str, reason: str) -> None:
-    """No queue for it, or its producer does not want it kept."""
+    """There is no queue for it, or its producer does not want it kept."""
     end = here.ended(here.early[name], "discarded")
     assert (end.reason, here.runs(here.early[name])) == (reason, [])
 
 
 def test_a_time_to_live_that_is_not_respected_ends_nothing(here: Expiring) -> None:
-    """`respect_time_to_live` off: Celery's `expires` and the header alike."""
+    """With `respect_time_to_live` off, both Celery's `expires` and the header are ignored."""
     here.ended(here.early["not respected"], "succeeded")
 
 
 def test_a_plain_producers_message_counts_from_its_first_sight(here: Expiring) -> None:
-    """Nobody noted when it was published, so the queue's time to live begins in the worker: it runs."""
+    """Its publication time was not noted, so the queue's time to live begins when the worker sees it: it runs."""
     here.ended(here.plain_early, "succeeded")
 
 
 @pytest.mark.parametrize("name", ["expires", "header"])
 def test_what_expires_in_the_delay_store_dies_then(here: Expiring, name: str) -> None:
-    """Not when it would be due, an hour later; and it never runs."""
+    """It does not wait until it is due an hour later, and never runs."""
     task_id = here.late[name]
     end = here.ended(task_id, "dead_lettered")
     assert (end.reason, here.runs(task_id)) == ("expired", [])
@@ -208,7 +208,7 @@ def test_what_expires_in_the_delay_store_dies_then(here: Expiring, name: str) ->
 
 
 def test_what_expires_after_the_delay_store_dies_unrun(here: Expiring) -> None:
-    """It became due in time, and then lay in its queue for too long: nobody consumed it."""
+    """It was due in time, but then nobody consumed its queue until it had expired."""
     task_id = here.send("ok", queue="paused", countdown=HOUR, expires=2 * HOUR)
     here.ended(task_id, "deferred")
     here.app.control.cancel_consumer("paused", reply=True, timeout=60, limit=1)
@@ -220,14 +220,14 @@ def test_what_expires_after_the_delay_store_dies_unrun(here: Expiring) -> None:
     here.app.control.add_consumer("paused", reply=True, timeout=60, limit=1)
     end = here.ended(task_id, "dead_lettered")
     assert (end.reason, here.runs(task_id)) == ("expired", [])
-    assert here.outcomes_of(task_id) == ["published", "deferred", "deferred", "dead_lettered"]  # the second: due now, by hand
+    assert here.outcomes_of(task_id) == ["published", "deferred", "deferred", "dead_lettered"]  # the second one is made due now
     (letter,) = here.letters("DLQ.paused")
     (death,) = Envelope.of(letter["headers"]).deaths
     assert (death["queue"], death["reason"], death["count"]) == ("paused", "expired", 1)
 
 
 def test_what_expires_while_it_waits_for_its_redelivery_dies_then(here: Expiring) -> None:
-    """The next attempt would be in ten minutes; the message is worth a few seconds."""
+    """The next attempt would be in ten minutes; the time to live is a few seconds."""
     task_id = here.late["fails"]
     end = here.ended(task_id, "dead_lettered")
     assert (end.reason, len(here.runs(task_id))) == ("expired", 1)
@@ -244,7 +244,7 @@ def test_what_is_still_worth_running_after_the_delay_store_runs(here: Expiring) 
 
 
 def test_a_redriven_message_does_not_expire_of_its_former_life(here: Expiring) -> None:
-    """Neither by its own time to live, which is off, nor by the queue's, which begins anew."""
+    """Its own time to live is removed, and the queue's begins again."""
     for name, queue in (("lesser", "DLQ.celery"), ("queue", "DLQ.brief")):
         task_id = here.early[name]
         here.ended(task_id, "dead_lettered")
@@ -254,7 +254,7 @@ def test_a_redriven_message_does_not_expire_of_its_former_life(here: Expiring) -
 
 
 def test_a_queue_that_nobody_reads_is_not_waited_for(here: Expiring) -> None:
-    """Any worker that knows the queue ends what is over at its head (RabbitMQ R8, R10), in the order of publication."""
+    """Any worker that knows the queue ends expired messages at its head (RabbitMQ R8, R10), in the order of publication."""
     ids = [here.early["unread"], *(here.send("ok", queue="unread") for _ in range(2))]
     for task_id in ids:
         end = here.ended(task_id, "dead_lettered")

@@ -1,4 +1,4 @@
-"""The log: its events are a promise, and a host's own lines can carry what ours do."""
+"""The log: its events are a promise to users, and the host's own lines can carry our fields."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[3]
 CALL = re.compile(r"\blog\.(debug|info|warning|error|exception|critical)\(\s*\"([a-z_]+\.[a-z_]+)\"")
-#: The lines of a duty, which its base class writes.
+#: The lines that the base class of the duties writes.
 OF_A_DUTY = re.compile(r"line_if_\w+ = \"(\w+)\", \"([a-z_]+\.[a-z_]+)\"")
 ROW = re.compile(r"^\| `([a-z_]+\.[a-z_]+)` \| (\w+) \|", re.MULTILINE)
 
 
 @pytest.fixture(autouse=True)
 def _unconfigured() -> Iterator[None]:
-    """Other tests capture logs, which configures structlog: here it begins as a host finds it."""
+    """Other tests capture logs, which configures structlog: here it starts unconfigured, as in a new process of a host."""
     structlog.reset_defaults()
     yield
     structlog.reset_defaults()
@@ -53,7 +53,7 @@ def test_every_event_is_documented_with_its_level_and_nothing_else_is() -> None:
 
 
 def test_our_lines_go_through_the_hosts_processors(caplog: pytest.LogCaptureFixture) -> None:
-    """Where the host has configured structlog, it decides what a line looks like."""
+    """If the host has configured structlog, its processors decide what a line looks like."""
     structlog.configure(processors=[structlog.processors.JSONRenderer(sort_keys=True)])
     with caplog.at_level(logging.INFO, "redelivery"):
         log.info("dispatcher.leads", worker="w")
@@ -118,7 +118,7 @@ SECRET = "4111-1111"
 HOSTILE = "x\x1b[2J\r\ny\u202ez"
 
 
-#: How a host may render: values alone, with the text of an exception as one of them, or as people like it in a terminal.
+#: How a host may render: values alone, with an exception's text as one of them, or formatted for a terminal.
 RENDERINGS: dict[str, list[Any] | None] = {
     "ours": None,
     "values": [structlog.processors.KeyValueRenderer(repr_native_str=False)],
@@ -130,7 +130,7 @@ RENDERINGS: dict[str, list[Any] | None] = {
 
 @pytest.mark.parametrize("processors", RENDERINGS.values(), ids=RENDERINGS)
 def test_what_strangers_wrote_moves_no_cursor(caplog: pytest.LogCaptureFixture, processors: list[Any] | None) -> None:
-    """In a value, a list, the text of an exception below the line; where the host renders, and where it does not."""
+    """In a value, a list or an exception's text, control characters are escaped, whether or not the host renders the line."""
     if processors is not None:
         structlog.configure(processors=processors)
     caplog.handler.setFormatter(logging.Formatter("%(message)s"))
@@ -141,7 +141,7 @@ def test_what_strangers_wrote_moves_no_cursor(caplog: pytest.LogCaptureFixture, 
     assert harmless(caplog.text)
     assert "SECRET" not in caplog.text
     assert "x\\x1b[2J\\r" in caplog.text.replace("\\\\", "\\")
-    assert caplog.records[0].exc_info is not None  # for whoever wants the exception itself
+    assert caplog.records[0].exc_info is not None  # for a host that wants the exception itself
     with bound_contextvars(task_id=HOSTILE):
         record = logging.LogRecord("host", logging.INFO, "", 0, "", None, None)
         TaskContext().filter(record)
@@ -150,7 +150,7 @@ def test_what_strangers_wrote_moves_no_cursor(caplog: pytest.LogCaptureFixture, 
 
 @pytest.mark.parametrize("pool", first_quick(["prefork", "threads"]))
 def test_celerys_lines_of_a_strangers_task_move_no_cursor(shop: Callable[..., Shop], pool: str) -> None:
-    """Its id, the name that it gives itself, what it raises, and the traceback below it, whose lines are its own."""
+    """Its id, its name, its exception and the traceback are escaped; the line breaks of the traceback stay."""
     here = shop(module="tests.support.apps.secret_shop", settings={"queues": {"#": {"max_delivery_attempts": 1}}})
     worker = here.start("-l", "DEBUG", pool=pool)
     task_id, shadow = f"id-{HOSTILE}\nforged", f"name-{HOSTILE}\nforged"
@@ -165,7 +165,7 @@ def test_celerys_lines_of_a_strangers_task_move_no_cursor(shop: Callable[..., Sh
 
 @pytest.mark.parametrize("given", [True, "exception", "tuple"])
 def test_an_exception_that_is_harmless_is_left_to_the_host(given: Any) -> None:
-    """In whichever way it is given; one that is not comes as text."""
+    """In each form in which it can be passed; an exception with control characters is replaced by its text."""
     seen: list[Any] = []
 
     def see(_logger: Any, _method: str, event: Any) -> str:
@@ -184,7 +184,7 @@ def test_an_exception_that_is_harmless_is_left_to_the_host(given: Any) -> None:
 
 
 def test_no_line_has_credentials(caplog: pytest.LogCaptureFixture) -> None:
-    """In a destination, an error that repeats it, and a traceback."""
+    """Neither in a destination, nor in an error that repeats it, nor in a traceback."""
     try:
         raise OSError("no s3://KEY:SECRET@bucket/x")  # noqa: EM101, TRY003, TRY301 - as pyarrow's
     except OSError as exc:
@@ -194,7 +194,7 @@ def test_no_line_has_credentials(caplog: pytest.LogCaptureFixture) -> None:
 
 @pytest.mark.parametrize("given", [True, "exception", "tuple"])
 def test_texts_of_exceptions_are_hidden_where_an_app_asks_for_it(caplog: pytest.LogCaptureFixture, given: Any) -> None:
-    """The places stay, and the types, of the whole chain."""
+    """Places and types stay, for the whole chain of exceptions."""
 
     class App:
         pass

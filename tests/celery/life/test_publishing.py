@@ -1,4 +1,4 @@
-"""`app.redelivery.publishing()`: what its code publishes goes to the broker in batches, whatever way the block ends."""
+"""`app.redelivery.publishing()`: the messages that its code publishes go out in batches, however the block ends."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def producer(server: Server) -> Iterator[Producer]:
 
 
 def test_what_is_published_in_a_block_is_there_when_it_has_ended(producer: Producer) -> None:
-    """In its order, recorded, and not before."""
+    """They are there in order and recorded when the block has ended, and not before."""
     with producer.install.publishing() as block:
         ids = [producer.send() for _ in range(20)]
         assert producer.ids() == []
@@ -76,12 +76,12 @@ def test_what_is_published_in_a_block_is_there_when_it_has_ended(producer: Produ
 
 @pytest.fixture(autouse=True)
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No batch goes because the machine is slow."""
+    """Switch the time limit off, so that a slow machine does not send a batch early."""
     monkeypatch.setattr(batches, "MAX_WAIT", 600.0)
 
 
 def test_a_batch_goes_when_it_is_full_and_when_it_is_asked_to(producer: Producer) -> None:
-    """At 500 messages, at a mebibyte, and by `flush`."""
+    """After 500 messages, after a mebibyte, and with `flush`."""
     with producer.install.publishing() as block:
         for _ in range(batches.MAX_MESSAGES + 1):
             producer.send()
@@ -94,7 +94,7 @@ def test_a_batch_goes_when_it_is_full_and_when_it_is_asked_to(producer: Producer
 
 
 def test_a_message_that_comes_late_takes_along_what_has_waited(producer: Producer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that a slow loop does not keep its first messages for long."""
+    """A slow loop must not hold its first messages for long, so a late message sends the batch."""
     monkeypatch.setattr(batches, "MAX_WAIT", 0.0)
     with producer.install.publishing():
         producer.send()
@@ -120,7 +120,7 @@ def test_an_exception_in_a_block_undoes_no_call_before_it(producer: Producer) ->
 
 @pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt])
 def test_where_publishing_fails_at_the_end_the_caller_hears_it(producer: Producer, kind: type[BaseException]) -> None:
-    """Its error takes the place of an exception of the block; an interrupt goes on, and the log has a line."""
+    """Its error replaces an exception of the block; an interrupt is raised as it is, and the error is logged."""
     wanted = OperationalError if issubclass(kind, Exception) else kind
     block = producer.install.publishing()
 
@@ -140,7 +140,7 @@ def test_where_publishing_fails_at_the_end_the_caller_hears_it(producer: Produce
 
 
 def test_the_call_that_fills_a_batch_raises_and_the_block_goes_on(producer: Producer) -> None:
-    """Celery's own error; each that was not published is named; what comes behind it is published."""
+    """It raises Celery's own error and names each task that was not published; later messages are published."""
     first = producer.send()
     with producer.install.publishing() as block:
         for _ in range(batches.MAX_MESSAGES - 1):
@@ -152,11 +152,11 @@ def test_the_call_that_fills_a_batch_raises_and_the_block_goes_on(producer: Prod
         producer.server.start()
         later = producer.send()
     assert producer.ids()[-1] == later
-    assert set(producer.ids()) <= {first, later}  # a server that is killed may forget what it has not written yet
+    assert set(producer.ids()) <= {first, later}  # a killed server may lose what it has not written to disk
 
 
 def test_a_message_whose_call_publishes_those_before_it_is_named_with_them(producer: Producer) -> None:
-    """Its call has raised, so nothing publishes it later."""
+    """Its call has raised, so it is not published later."""
     producer.send()
     with producer.install.publishing() as block:
         producer.send(task_id="first", **NEVER)
@@ -170,7 +170,7 @@ def test_a_message_whose_call_publishes_those_before_it_is_named_with_them(produ
 
 
 def test_large_headers_count_as_large_bodies_do(producer: Producer) -> None:
-    """A block keeps a mebibyte of them, and one message more."""
+    """A block holds a mebibyte of headers at most, and one message more."""
     with producer.install.publishing():
         for _ in range(5):
             producer.send(headers={"text": "x" * 300_000, "list": ["x" * 300_000]})
@@ -178,7 +178,7 @@ def test_large_headers_count_as_large_bodies_do(producer: Producer) -> None:
 
 
 def test_what_cannot_be_serialized_is_refused_by_its_own_call(producer: Producer) -> None:
-    """The others are published; and what its caller changes afterwards changes nothing."""
+    """The other tasks are published; a caller that changes its argument afterwards does not change the message."""
     argument = ["as it was"]
     with producer.install.publishing():
         producer.pack.delay(argument)
@@ -192,7 +192,7 @@ def test_what_cannot_be_serialized_is_refused_by_its_own_call(producer: Producer
 
 
 def test_a_process_that_dies_in_a_block_has_published_whole_batches(producer: Producer) -> None:
-    """What it had collected is neither published nor recorded: 500 of 700."""
+    """Messages that it had collected are neither published nor recorded: 500 of 700 are."""
     words = (
         "import os, signal; from celery import Celery; from redelivery import Redelivery;"
         f"app = Celery(broker={producer.server.url!r}); install = Redelivery(app);"
@@ -206,11 +206,11 @@ def test_a_process_that_dies_in_a_block_has_published_whole_batches(producer: Pr
     assert [event.task_id for event in producer.server.events()] == ids
 
 
-# who is in it
+# which threads, tasks and processes are in it
 
 
 def test_a_block_in_a_block_publishes_at_its_own_end(producer: Producer) -> None:
-    """With what the outer one has collected before, so that the order stays."""
+    """It also publishes what the outer block has collected before, so that the order stays."""
     with producer.install.publishing() as outer:
         first = producer.send()
         with producer.install.publishing():
@@ -224,7 +224,7 @@ def test_a_block_in_a_block_publishes_at_its_own_end(producer: Producer) -> None
 
 
 def test_another_apps_block_does_not_collect_for_this_one(producer: Producer, server: Server) -> None:
-    """Each app has its own; they may stand in each other."""
+    """Each app has its own blocks; they may be nested."""
     other = Producer(server)
     with other.install.publishing():
         assert producer.send() == producer.ids()[-1]
@@ -236,7 +236,7 @@ def test_another_apps_block_does_not_collect_for_this_one(producer: Producer, se
 
 
 def test_another_thread_publishes_at_once(producer: Producer) -> None:
-    """Also one that has the block's context; and it may not flush."""
+    """Even a thread that has the block's context publishes at once; and it may not flush."""
     with producer.install.publishing() as block, ThreadPoolExecutor() as pool:
         mine = producer.send()
         theirs = pool.submit(producer.send).result(30)
@@ -249,7 +249,7 @@ def test_another_thread_publishes_at_once(producer: Producer) -> None:
 
 
 def test_coroutines_have_their_own_blocks_and_those_that_begin_in_one_are_in_it(producer: Producer) -> None:
-    """One that goes on when the block has ended publishes at once."""
+    """A coroutine that was started in a block belongs to it; once the block has ended, it publishes at once."""
 
     async def publish(gate: asyncio.Event | None = None) -> str:
         if gate is not None:
@@ -286,7 +286,7 @@ def test_coroutines_have_their_own_blocks_and_those_that_begin_in_one_are_in_it(
 
 
 def test_a_forked_child_publishes_its_own_and_not_its_parents(producer: Producer) -> None:
-    """At once; what the parent has collected is published once."""
+    """The child publishes at once; messages that the parent has collected are published once, by the parent."""
     producer.send()
     with producer.install.publishing():
         mine = producer.send()
@@ -304,7 +304,7 @@ def test_a_forked_child_publishes_its_own_and_not_its_parents(producer: Producer
 
 
 def test_a_child_that_leaves_its_parents_block_publishes_nothing_of_it(producer: Producer) -> None:
-    """The block ends in both."""
+    """Parent and child both leave the block, but only the parent publishes."""
     child = -1
     with producer.install.publishing():
         producer.send()
@@ -319,7 +319,7 @@ def test_a_child_that_leaves_its_parents_block_publishes_nothing_of_it(producer:
 
 
 def test_a_message_with_a_producer_or_a_connection_of_its_callers_goes_at_once(producer: Producer, server: Server) -> None:
-    """Whoever chooses one knows when it goes."""
+    """A caller that passes a producer or a connection controls when its message is sent."""
     with producer.install.publishing():
         with producer.app.producer_pool.acquire() as given:
             assert producer.send(producer=given) == producer.ids()[-1]
@@ -332,7 +332,7 @@ def test_a_message_with_a_producer_or_a_connection_of_its_callers_goes_at_once(p
 
 
 def test_policies_of_trying_again_are_kept_apart_and_the_order_stays(producer: Producer) -> None:
-    """A message with another policy begins a batch."""
+    """A message with another retry policy begins a new batch."""
     with producer.install.publishing():
         ids = [
             producer.send(),
@@ -345,7 +345,7 @@ def test_policies_of_trying_again_are_kept_apart_and_the_order_stays(producer: P
 
 
 def test_signals_are_sent_by_the_call_and_may_change_the_message(producer: Producer) -> None:
-    """Both of them, one behind the other, as ever: `after_task_publish` says that the message has been handed over."""
+    """Both signals are sent as usual: `after_task_publish` then says that the message is in the batch."""
     heard: list[tuple[str, int]] = []
 
     def before(headers: Any = None, **_: Any) -> None:
@@ -379,7 +379,7 @@ def test_eager_tasks_run_at_once_and_nothing_is_published(server: Server) -> Non
 
 
 def test_a_connection_is_held_no_longer_than_a_batch_takes(producer: Producer) -> None:
-    """An app with one connection may ask for it in a block."""
+    """An app with a connection pool of one may use the connection inside a block."""
     producer.app.conf.broker_pool_limit = 1
     with producer.install.publishing():
         producer.send()
@@ -390,7 +390,7 @@ def test_a_connection_is_held_no_longer_than_a_batch_takes(producer: Producer) -
 
 
 def test_events_that_tell_of_tasks_sent_are_sent_at_once(server: Server) -> None:
-    """They are no tasks (`task_send_sent_event`)."""
+    """These events (`task_send_sent_event`) are not tasks, so they are not collected."""
     producer = Producer(server, task_send_sent_event=True)
     with producer.install.publishing():
         ids = [producer.send() for _ in range(3)]
@@ -399,7 +399,7 @@ def test_events_that_tell_of_tasks_sent_are_sent_at_once(server: Server) -> None
 
 
 def test_a_connection_is_held_no_longer_than_the_call_that_needs_it(server: Server) -> None:
-    """An event of a task that was sent goes at once, though its task waits."""
+    """The event `task-sent` goes out at once, although its task waits in the batch."""
     producer = Producer(server, task_send_sent_event=True, broker_pool_limit=1)
     with producer.install.publishing():
         producer.send()
@@ -410,7 +410,7 @@ def test_a_connection_is_held_no_longer_than_the_call_that_needs_it(server: Serv
 
 
 def test_many_threads_each_with_a_block_publish_each_task_once(producer: Producer) -> None:
-    """Batches of different threads do not take each other's numbers."""
+    """Batches of different threads do not use the same numbers."""
     together = threading.Barrier(8)
 
     def publish() -> list[str]:
@@ -431,7 +431,7 @@ def test_many_threads_each_with_a_block_publish_each_task_once(producer: Produce
 
 
 def test_an_app_can_still_be_pickled(producer: Producer) -> None:
-    """Celery sends apps to its workers' children where they are spawned."""
+    """Celery pickles the app for the children of a pool that spawns them."""
     with producer.install.publishing():
         assert pickle.loads(pickle.dumps(producer.app)).main == "producer"  # noqa: S301 - our own
 
@@ -440,7 +440,7 @@ def test_an_app_can_still_be_pickled(producer: Producer) -> None:
 
 
 def test_workers_run_what_a_block_has_published(shop: Callable[..., Shop]) -> None:
-    """A batch wakes them; links, priorities and delays among it; results by the ids that `send_task` returned."""
+    """A batch wakes the workers; links, priorities, delays and results work, with the ids that `send_task` returned."""
     here = shop(backend=True)
     here.start()
     with here.app.redelivery.publishing():
@@ -458,7 +458,7 @@ def test_workers_run_what_a_block_has_published(shop: Callable[..., Shop]) -> No
 
 
 def test_one_batch_is_worked_off_by_all_workers_that_wait(shop: Callable[..., Shop]) -> None:
-    """One push wakes one of them, and each that takes its part wakes the next."""
+    """One push wakes one of them, and each worker that takes messages wakes the next."""
     here = shop()
     for _ in range(3):
         here.start("--prefetch-multiplier=1", pool="solo", concurrency=1)

@@ -35,7 +35,7 @@ def key_of(task_id: str) -> str:
 
 
 class Monitor:
-    """What a server is asked to do with results, meanwhile: the kind of the caller (`lua` is a script) and the command."""
+    """Which client changes results on a server, and how: the kind of the caller (`lua` is a script) and the command."""
 
     def __init__(self, server: Server) -> None:
         self._client = server.client
@@ -61,7 +61,7 @@ class Monitor:
                 self._seen.append((each["client_type"], each["command"]))
 
     def of(self, task_id: str) -> list[tuple[str, str]]:
-        """Who has done what with this task's result."""
+        """Each caller and command for this task's result."""
         return [(kind, words.split()[0].upper()) for kind, words in self._seen if words.split()[1:2] == [key_of(task_id)]]
 
 
@@ -77,9 +77,9 @@ def stored_by(seen: Monitor, task_id: str) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("pool", first_quick(["prefork", "threads", "solo", "gevent"]))
 def test_a_result_is_stored_by_the_step_that_acknowledges_its_message(any_server: Server, folder: Path, pool: str) -> None:
-    """Nobody else asks the server about it; whoever waits is told; it expires as Celery's do."""
+    """No other client stores it; a waiting caller is notified; it expires like Celery's own results."""
     if pool == "gevent":
-        pytest.importorskip("gevent")  # the oldest Celery's has none
+        pytest.importorskip("gevent")  # the oldest Celery's result has none
     here = Shop(any_server, folder, backend=True)
     here.start(pool=pool)
     with Monitor(any_server) as seen:
@@ -96,7 +96,7 @@ def test_a_result_is_stored_by_the_step_that_acknowledges_its_message(any_server
 
 
 def test_a_result_is_what_plain_celery_stores(server: Server, folder: Path) -> None:
-    """Every field of it, also of the extended ones; the time alone is another."""
+    """Every field is equal, with and without extended results, except the time."""
     stored = {}
     for plain in (False, True):
         (folder / str(plain)).mkdir()
@@ -113,7 +113,7 @@ def test_a_result_is_what_plain_celery_stores(server: Server, folder: Path) -> N
 
 @pytest.fixture
 def asking(server: Server, folder: Path) -> Iterator[Shop]:
-    """A worker whose tasks' results somebody asks for."""
+    """A worker with tasks whose results are asked for before the acknowledgement."""
     here = Shop(server, folder, backend=True, module=APP, settings={"queues": {"#": {"max_delivery_attempts": 1}}})
     here.start()
     yield here
@@ -122,14 +122,14 @@ def asking(server: Server, folder: Path) -> Iterator[Shop]:
 
 @pytest.mark.parametrize(("task", "where"), [("asks", "on_success"), ("asks_at_last", "after_return"), ("heard", "task_success")])
 def test_who_asks_before_the_acknowledgement_finds_the_result(asking: Shop, task: str, where: str) -> None:
-    """Hooks, and receivers of signals: then the child stores it, as Celery does."""
+    """For tasks with such hooks or signal receivers, the child stores the result, as Celery does."""
     ran = asking.send(task)
     asking.ended(ran, "succeeded")
     assert [(run["where"], run["state"]) for run in asking.runs(ran)] == [(where, "SUCCESS")]
 
 
 def test_what_is_large_or_the_tasks_own_is_stored_by_the_child(asking: Shop, server: Server) -> None:
-    """64 KiB do not go through the pool's pipe; what a script stores replaces what was stored at the start."""
+    """64 KiB do not go through the pool's pipe; a script replaces what was stored at the start of the task."""
     with Monitor(server) as seen:
         sent = {
             name: asking.app.send_task(f"{APP}.{name}", args)
@@ -143,14 +143,14 @@ def test_what_is_large_or_the_tasks_own_is_stored_by_the_child(asking: Shop, ser
 
 
 def test_a_result_that_is_no_json_is_a_death(asking: Shop) -> None:
-    """As before: the task has run, and its result cannot be stored."""
+    """As without this feature: the task has run, and its result cannot be stored."""
     ran = asking.send("unserializable")
     assert asking.ended(ran, "dead_lettered").reason == "result_not_stored"
     assert asking.app.AsyncResult(ran).state == "FAILURE"
 
 
 def test_chords_chains_and_links_know_the_results_that_they_follow(asking: Shop, server: Server) -> None:
-    """The child stores what the next task may ask for."""
+    """The child stores results that a following task may ask for."""
     ok = asking.app.signature("tests.support.shop.ok", queue="celery")
     with Monitor(server) as seen:
         chained = chain(ok.clone((1,)), ok.clone())()
@@ -176,7 +176,7 @@ def test_with_the_setting_off_the_child_stores(shop: Callable[..., Shop], server
 
 
 def test_the_child_stores_where_somebody_listens_to_events(shop: Callable[..., Shop], server: Server) -> None:
-    """`task-succeeded` comes when the result is there."""
+    """The event `task-succeeded` must come after the result is stored."""
     here = shop(backend=True)
     here.start("-E")
     with Monitor(server) as seen:
@@ -189,7 +189,7 @@ def test_the_child_stores_where_somebody_listens_to_events(shop: Callable[..., S
 
 
 def test_a_message_that_is_not_acknowledged_has_no_result(shop: Callable[..., Shop], server: Server) -> None:
-    """The worker dies when its task has returned, before the broker has heard of it: the task runs again, and its caller waits."""
+    """The worker dies after its task has returned and before the acknowledgement: the task runs again, and its caller waits."""
     here = shop(backend=True, settings={"lease": 2})
     worker = here.start()
     ran = here.app.send_task("tests.support.shop.naps", (0.5,))
@@ -206,7 +206,7 @@ def test_a_message_that_is_not_acknowledged_has_no_result(shop: Callable[..., Sh
 
 
 def test_a_result_waits_for_a_broker_that_is_away(shop: Callable[..., Shop], server: Server) -> None:
-    """With the acknowledgement, in the outbox."""
+    """The result waits in the outbox, with the acknowledgement."""
     server.keep_everything()
     here = shop(backend=True)
     here.start()
@@ -221,7 +221,7 @@ def test_a_result_waits_for_a_broker_that_is_away(shop: Callable[..., Shop], ser
 
 
 def test_a_full_server_stores_the_result(any_server: Server, folder: Path) -> None:
-    """As it records the outcome: what is acknowledged frees more."""
+    """The step also frees memory: the acknowledged message is larger."""
     here = Shop(any_server, folder, backend=True)
     here.start()
     ran = here.app.send_task("tests.support.shop.naps", (1.0,))
@@ -234,7 +234,7 @@ def test_a_full_server_stores_the_result(any_server: Server, folder: Path) -> No
 
 
 def test_what_the_brokers_user_may_not_write_is_stored_by_the_child(server: Server, folder: Path) -> None:
-    """The broker's user has no right to results, the backend's has: the worker tries, says so, and all goes on."""
+    """The broker's user may not write results, but the backend's may: the worker tries, logs that, and the child stores them."""
     rights = ("+@all", "~celery", "~celery\x06*", "~_kombu*", "~*pidbox*", "~unacked*", "~redelivery:*", "~DLQ*", "&*")
     server.client.execute_command("ACL", "SETUSER", "app", "on", ">secret", *rights)
     here = Shop(server, folder, backend=True, broker=f"redis+socket://app:secret@{server.socket}")
@@ -249,7 +249,7 @@ def test_what_the_brokers_user_may_not_write_is_stored_by_the_child(server: Serv
 
 
 def test_a_backend_in_another_database_of_the_server(shop: Callable[..., Shop], server: Server) -> None:
-    """The script goes there, and comes back."""
+    """The script selects that database and then returns to its own."""
     here = shop(backend=f"{server.url}?virtual_host=3")
     here.start()
     with Monitor(server) as seen:
@@ -274,7 +274,7 @@ EVENT = Event(task_id="t", outcome=Outcome.SUCCEEDED)
 
 
 def test_a_success_that_is_stored_stays(any_server: Server) -> None:
-    """As Celery leaves it; everything else is replaced, also what cannot be read."""
+    """As in Celery, a stored success is not replaced; any other state is, even if it cannot be read."""
     desk = Desk(any_server)
     for before, after in (
         ('{"status": "SUCCESS"}', '{"status": "SUCCESS"}'),
@@ -291,7 +291,7 @@ def test_a_success_that_is_stored_stays(any_server: Server) -> None:
 
 @pytest.mark.parametrize("seconds", [None, 0])
 def test_a_result_without_an_end_stays(any_server: Server, seconds: int | None) -> None:
-    """`result_expires`: Celery takes both for never."""
+    """`result_expires` of 0 and None both mean that a result does not expire, as in Celery."""
     desk = Desk(any_server)
     desk.publish()
     assert desk.transport.acknowledge(desk.hold(), EVENT, result(seconds=seconds)) is Answer.DONE
@@ -300,7 +300,7 @@ def test_a_result_without_an_end_stays(any_server: Server, seconds: int | None) 
 
 
 def test_a_message_that_was_given_to_another_worker_stores_nothing(any_server: Server) -> None:
-    """Its result is the other one's to store; and a repeat stores nothing twice."""
+    """The other worker stores the result; a repeated call does not store it twice."""
     desk = Desk(any_server)
     desk.publish()
     tag = desk.hold()
@@ -315,7 +315,7 @@ def test_a_message_that_was_given_to_another_worker_stores_nothing(any_server: S
 
 @pytest.mark.parametrize("database", [0, 3])
 def test_a_key_that_refuses_the_result_leaves_the_message_held(any_server: Server, database: int) -> None:
-    """A list under its name, say: the error is told, and nothing is recorded."""
+    """If the key holds a list, for instance, the error is reported and nothing is recorded."""
     desk = Desk(any_server)
     desk.publish()
     tag = desk.hold()

@@ -1,4 +1,4 @@
-"""A retry budget on two real workers: what they deliver again together keeps to it, and nothing else waits for it."""
+"""A retry budget with two real workers: their redeliveries together keep the budget, and nothing else is delayed."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Fleet(Shop):
         return str(self.app.send_task(f"{module}.{task}", args, queue=queue).id)
 
     def scheduled(self, queue: str) -> list[Event]:
-        """Each redelivery of a queue, as it was recorded."""
+        """Each recorded redelivery of a queue."""
         return [each for each in self.events if (each.outcome, each.queue) == ("redelivery_scheduled", queue)]
 
     def waiting(self, queue: str) -> dict[str, dict[str, Any]]:
@@ -69,7 +69,7 @@ def fleet() -> Iterator[Fleet]:
 
 
 def test_two_workers_share_one_budget(fleet: Fleet) -> None:
-    """Whoever of the two met the failure: all redeliveries together are a slot apart, and none runs before its time."""
+    """Whichever worker met the failure, all redeliveries are a slot apart, and none runs before its time."""
     while len({each.worker for each in fleet.scheduled("shared")}) < 2:
         for task_id in [fleet.order("shared", "fails", 1) for _ in range(6)]:
             fleet.ended(task_id, "succeeded")
@@ -82,7 +82,7 @@ def test_two_workers_share_one_budget(fleet: Fleet) -> None:
 
 
 def test_first_deliveries_flow_on(fleet: Fleet) -> None:
-    """Of the same queue, past all that wait for their slots; so does a countdown."""
+    """First deliveries and countdowns of the same queue do not wait for slots."""
     failing = [fleet.order("spent", "fails") for _ in range(3)]
     until(lambda: fleet.waiting("spent").keys() >= set(failing), what="all to wait")
     fleet.ended(fleet.order("spent", "ok"), "succeeded")
@@ -104,7 +104,7 @@ def test_first_deliveries_flow_on(fleet: Fleet) -> None:
     ids=str,
 )
 def test_whoever_asks_for_a_redelivery_it_is_paced(fleet: Fleet, task: str, words: tuple[Any, ...], asked_ms: int) -> None:
-    """The message remembers the delay that was asked for; its event says which one it was given."""
+    """The message keeps the delay that was asked for; its event has the delay that it got."""
     task_id = fleet.order("spent", task, *words)
     event = fleet.ended(task_id, "redelivery_scheduled")
     assert (event.delay_ms or 0) > LONG // 2
@@ -115,7 +115,7 @@ def test_whoever_asks_for_a_redelivery_it_is_paced(fleet: Fleet, task: str, word
 
 
 def test_a_handler_that_fails_keeps_to_the_budget_of_its_dead_letter_queue(fleet: Fleet) -> None:
-    """The handler's next try is a redelivery like any other."""
+    """The next try of the handler is a redelivery like any other."""
     letters = [fleet.order("celery", "picky", "fail", module="tests.support.apps.letter_shop") for _ in range(2)]
     until(lambda: fleet.waiting("DLQ.celery").keys() >= set(letters), what="both handlers to wait")
     dues = sorted(due for _, due in fleet.server.client.zrange("redelivery:delayed:due:DLQ.celery", 0, -1, withscores=True))

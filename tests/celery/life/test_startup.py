@@ -54,7 +54,7 @@ def test_wrong_settings_refuse_the_worker_in_one_line(shop: Callable[..., Shop],
     ],
 )
 def test_a_wrong_broker_url_refuses_the_worker_in_one_line(shop: Callable[..., Shop], broker: str, words: str) -> None:
-    """Celery would end in a traceback, or try for ever; the password is not told."""
+    """Celery would end with a traceback, or try for ever; the line does not show the password."""
     worker = shop(broker=broker).start(wait=False)
     assert worker.process.wait(60) != 0
     (line,) = [line for line in worker.text.splitlines() if "redelivery: error:" in line]
@@ -92,7 +92,7 @@ def test_the_start_up_line_says_what_will_happen(shop: Callable[..., Shop]) -> N
 
 
 def test_a_full_server_refuses_publications_and_loses_nothing(shop: Callable[..., Shop]) -> None:
-    """The producer hears of it; what is under way ends, dies and is recorded."""
+    """The producer gets an error; running tasks end, die and are recorded."""
     here = shop(settings={"queues": {"#": {"max_delivery_attempts": 1}}})
     ids = [here.send("ok") for _ in range(5)]
     failing = here.send("fails")
@@ -109,7 +109,7 @@ def test_a_full_server_refuses_publications_and_loses_nothing(shop: Callable[...
 
 
 def test_a_read_only_server_is_waited_for(shop: Callable[..., Shop]) -> None:
-    """A master that becomes a replica refuses to hand over; when it is master again, everything goes on."""
+    """A master that becomes a replica refuses writes; when it is master again, all work goes on."""
     here = shop()
     worker = here.start()
     running = here.send("naps", 3)
@@ -140,7 +140,7 @@ def test_a_worker_started_on_a_read_only_server_waits_until_it_is_not(shop: Call
 
 
 def test_a_broker_that_is_not_there_is_waited_for_as_celery_waits(shop: Callable[..., Shop]) -> None:
-    """The worker says so in Celery's words, and starts when the broker does."""
+    """The worker logs Celery's own message, and starts when the broker is there."""
     here = shop()
     here.server.kill()
     worker = here.start(wait=False)
@@ -151,8 +151,8 @@ def test_a_broker_that_is_not_there_is_waited_for_as_celery_waits(shop: Callable
 
 
 def test_the_hosts_logging_is_left_alone(shop: Callable[..., Shop]) -> None:
-    """Importing and installing adds no handler, no filter and no structlog configuration."""
-    import logging  # noqa: PLC0415 - this test is about it alone
+    """The import and the installation add no handler, no filter and no structlog configuration."""
+    import logging  # noqa: PLC0415 - the import is what is tested
 
     import structlog  # noqa: PLC0415 - the same
 
@@ -166,7 +166,7 @@ def test_the_hosts_logging_is_left_alone(shop: Callable[..., Shop]) -> None:
 
 
 def test_a_message_published_by_a_plain_producer_opens_its_life_at_its_worker(shop: Callable[..., Shop]) -> None:
-    """The books cannot know of it earlier, and say so."""
+    """The books cannot know of it earlier, and the event says so."""
     here = shop()
     here.start()
     plain = type(here)(here.server, here.folder, plain=True)

@@ -80,7 +80,7 @@ def test_only_the_failed_message_waits(shop: Callable[..., Shop]) -> None:
     ],
 )
 def test_what_a_task_raises_decides(shop: Callable[..., Shop], what: str, outcomes: list[str], reason: str, attempts: int) -> None:
-    """Our two exceptions, and Celery's with Celery's meaning."""
+    """Our two exceptions, and Celery's exceptions with their usual meaning."""
     here = shop()
     here.start(pool="solo")
     task_id = here.send("raises", what)
@@ -90,7 +90,7 @@ def test_what_a_task_raises_decides(shop: Callable[..., Shop], what: str, outcom
 
 
 def test_the_detail_of_a_raised_dead_letter_is_kept(shop: Callable[..., Shop]) -> None:
-    """`raise DeadLetter("card stolen")` says why in the letter."""
+    """The text of `raise DeadLetter("card stolen")` is in the dead letter."""
     here = shop()
     here.start(pool="solo")
     here.ended(here.send("raises", "dead_letter"), "dead_lettered")
@@ -101,7 +101,7 @@ def test_the_detail_of_a_raised_dead_letter_is_kept(shop: Callable[..., Shop]) -
 
 @pytest.mark.parametrize("pool", first_quick(["prefork", "solo", "threads"]))
 def test_a_raised_dead_letter_is_a_warning_in_one_line(shop: Callable[..., Shop], pool: str) -> None:
-    """It is the task's own decision; the line that follows names the task, its id and the exception."""
+    """The task decided that itself, so it is no error; the line names the task, its id and the exception."""
     here = shop()
     worker = here.start(pool=pool)
     task_id = here.send("raises", "dead_letter")
@@ -118,7 +118,7 @@ def test_a_raised_dead_letter_is_a_warning_in_one_line(shop: Callable[..., Shop]
 
 
 def test_a_tasks_own_retry_is_carried_out_as_a_move_and_stops_at_its_own_limit(shop: Callable[..., Shop]) -> None:
-    """`self.retry` with `max_retries=2` runs three times; nothing is published anew."""
+    """`self.retry` with `max_retries=2` runs three times; no new message is published."""
     here = shop(settings={"queues": {"#": {"max_delivery_attempts": 10}}})
     here.start(pool="solo")
     task_id = here.send("retries")
@@ -128,7 +128,7 @@ def test_a_tasks_own_retry_is_carried_out_as_a_move_and_stops_at_its_own_limit(s
 
 
 def test_autoretry_for_goes_the_same_way(shop: Callable[..., Shop]) -> None:
-    """Celery's own retrying keeps its limits."""
+    """`autoretry_for` keeps Celery's own limits."""
     here = shop(settings={"queues": {"#": {"max_delivery_attempts": 10}}})
     here.start(pool="solo")
     task_id = here.send("autoretries")
@@ -146,7 +146,7 @@ def test_a_policy_on_the_task_beats_the_queues(shop: Callable[..., Shop]) -> Non
 
 
 def test_tenacitys_strategies_decide_across_deliveries(shop: Callable[..., Shop]) -> None:
-    """A result that `retry_if_result` refuses is delivered again, after `wait`, until `stop`; the waiting is the broker's."""
+    """A result that `retry_if_result` refuses is delivered again after `wait`, until `stop`; the broker does the waiting."""
     here = shop()
     here.start()
     patient, hopeless = here.send("polls", 2), here.send("polls", 99)
@@ -169,7 +169,7 @@ def test_a_queue_without_dead_letters_discards_and_says_so(shop: Callable[..., S
 
 
 def test_a_producer_may_say_that_a_message_is_not_to_be_kept(shop: Callable[..., Shop]) -> None:
-    """The eligibility header (Solace S5) wins."""
+    """The producer's eligibility header (Solace S5) decides."""
     here = shop()
     here.start(pool="solo")
     end = here.ended(here.send("raises", "dead_letter", headers={"redelivery-dead-letter-eligible": False}), "discarded")
@@ -203,7 +203,7 @@ def test_the_caller_sees_what_celery_would_show(shop: Callable[..., Shop], pool:
 
 @pytest.mark.parametrize(("settings", "target"), [({}, "DLQ.celery"), ({"expiry_queue": "expired"}, "expired")])
 def test_an_expired_message_is_a_death(shop: Callable[..., Shop], settings: dict[str, Any], target: str) -> None:
-    """Celery would drop it; here it is kept, and its caller is told in Celery's words."""
+    """Celery would drop it. Here it is kept, and its caller gets Celery's own error."""
     here = shop(settings={"queues": {"#": settings}}, backend=True)
     task_id = here.send("ok", expires=0.2)
     sent = here.server.now_ms()
@@ -218,7 +218,7 @@ def test_an_expired_message_is_a_death(shop: Callable[..., Shop], settings: dict
 
 @POOLS
 def test_a_short_countdown_is_waited_for_in_the_worker(shop: Callable[..., Shop], pool: str) -> None:
-    """Below the threshold the message stays with its worker, and is not early either."""
+    """Below the threshold the message stays with its worker, and is not early there either."""
     here = shop()
     here.start(pool=pool)
     sent = time.time()
@@ -229,7 +229,7 @@ def test_a_short_countdown_is_waited_for_in_the_worker(shop: Callable[..., Shop]
 
 
 def test_an_exception_object_that_many_tasks_raise_decides_for_each_anew(shop: Callable[..., Shop]) -> None:
-    """The decision of one task's last attempt is not the other's first."""
+    """The decision about one task's last attempt must not be applied to another task's first attempt."""
     here = shop()
     here.start(concurrency=1)
     for task_id in [here.send("shares"), here.send("shares")]:

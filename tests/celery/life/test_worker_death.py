@@ -1,4 +1,4 @@
-"""What becomes of messages when a worker stops, or it or its child dies."""
+"""What happens to messages when a worker stops, or when a worker or its child dies."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_hard_time_limit_ends_an_attempt_once(shop: Callable[..., Shop]) -> No
 
 
 def test_a_stopped_worker_gives_back_what_it_has_not_run(shop: Callable[..., Shop]) -> None:
-    """Warm shutdown: what runs ends, what was only prefetched is in its queue again, uncounted."""
+    """On a warm shutdown running tasks end; prefetched messages are in their queue again, uncounted."""
     here = shop()
     worker = here.start(concurrency=1)
     running = here.send("naps", 2)
@@ -59,7 +59,7 @@ def test_a_stopped_worker_gives_back_what_it_has_not_run(shop: Callable[..., Sho
 
 
 def test_a_dead_workers_messages_are_with_another_within_the_lease(shop: Callable[..., Shop]) -> None:
-    """By default within 15 s, whatever the visibility timeout; the suspect is named, and not counted."""
+    """By default within 15 s, whatever the visibility timeout is; the suspect is named, but no attempt is counted."""
     here = shop(settings={})
     first = here.start(concurrency=1)
     task_id = here.send("stalls")
@@ -75,7 +75,7 @@ def test_a_dead_workers_messages_are_with_another_within_the_lease(shop: Callabl
 
 
 def test_a_task_that_kills_its_whole_worker_is_counted_from_the_second_time_on(shop: Callable[..., Shop]) -> None:
-    """Poison: at most one start more than its policy allows, whatever it takes down with it."""
+    """A poison message gets at most one start more than its policy allows."""
     here = shop(settings={"lease": 2, "queues": {"#": {"max_delivery_attempts": 2, "redelivery_delay": 0.1}}}, backend=True)
     task_id = here.send("kills", kwargs={"group": True})
     survivor = here.send("ok")
@@ -88,6 +88,6 @@ def test_a_task_that_kills_its_whole_worker_is_counted_from_the_second_time_on(s
     (end,) = until(another_worker, 60, "the poison to die")
     assert end.reason == "worker_lost"
     assert len(here.runs(task_id)) <= 3
-    with pytest.raises(WorkerLostError):  # told by the worker that found the message
+    with pytest.raises(WorkerLostError):  # logged by the worker that found the message
         here.app.AsyncResult(task_id).get(timeout=60)
     here.ended(survivor, "succeeded")

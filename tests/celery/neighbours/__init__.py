@@ -1,1 +1,1 @@
-"""Tests of libraries beside Celery."""
+"""Tests of other libraries that are used with Celery."""

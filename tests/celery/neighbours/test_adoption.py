@@ -43,7 +43,7 @@ def names(lines: list[str]) -> set[str]:
 
 
 def test_what_an_app_has_loaded_is_named(tmp_path: Path) -> None:
-    """Each by the name that it is installed by."""
+    """Each library is named by its distribution."""
     loaded = [each for each in NEIGHBOURS if each.module and each.name not in ABSENT]
     lines = looked_at(tmp_path, ", ".join(each.module for each in loaded))
     assert {each.name for each in loaded} <= names(lines)
@@ -51,13 +51,13 @@ def test_what_an_app_has_loaded_is_named(tmp_path: Path) -> None:
 
 
 def test_what_it_has_not_loaded_is_not_named_but_for_what_runs_beside_it(tmp_path: Path) -> None:
-    """Flower and redbeat are never imported by an app: that they are installed is all that can be seen."""
+    """Flower and redbeat are never imported by an app; only their installation can be seen."""
     assert names(looked_at(tmp_path, "json")) == {"flower", "celery-redbeat"}
 
 
 @pytest.mark.parametrize("module", ["airflow.providers.celery", "celery_batches"])
 def test_what_cannot_be_installed_here_is_named_by_its_module(tmp_path: Path, module: str) -> None:
-    """By a module of its name."""
+    """Modules with the right names stand for them."""
     package = tmp_path.joinpath(*module.split("."))
     package.mkdir(parents=True)
     (package / "__init__.py").touch()
@@ -66,7 +66,7 @@ def test_what_cannot_be_installed_here_is_named_by_its_module(tmp_path: Path, mo
 
 
 def test_stubs_are_named_where_they_are_installed(tmp_path: Path) -> None:
-    """celery-types has no module that an app imports: its distribution is all that can be seen."""
+    """celery-types has no module that an app imports, so its installation is looked for."""
     assert "celery-types" not in names(looked_at(tmp_path, "json"))
     installed = tmp_path / "celery_types-0.26.0.dist-info"
     installed.mkdir()
@@ -76,7 +76,7 @@ def test_stubs_are_named_where_they_are_installed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", sorted({each.name for each in NEIGHBOURS} - ABSENT))
 def test_each_name_is_that_of_a_distribution(name: str) -> None:
-    """It is installed here by that name, so that the tests of `docs/integrations.md` have it: where it is not, they fail."""
+    """Each distribution must be installed here, so that the tests of `docs/integrations.md` can run."""
     try:
         distribution(name)
     except PackageNotFoundError:
@@ -84,7 +84,7 @@ def test_each_name_is_that_of_a_distribution(name: str) -> None:
 
 
 def test_the_document_has_a_row_for_each() -> None:
-    """And a link to its section, which `test_docs.py` follows."""
+    """Each row has a link to its section; `test_docs.py` checks the links."""
     text = (ROOT / "docs" / "integrations.md").read_text()
     for each in NEIGHBOURS:
         assert f"| [{each.name}](#" in text

@@ -1,6 +1,6 @@
-"""An app as Airflow's Celery provider makes it (`tests.support.integrated.executor`), with what `docs/integrations.md` says to set.
+"""An app as Airflow's Celery provider makes it (`tests.support.integrated.executor`), with the settings of `docs/integrations.md`.
 
-Airflow itself is not run here: neither its scheduler, nor what it runs, nor its database.
+Airflow itself, its scheduler and its database do not run here.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SETTINGS = {"tasks": {"execute_workload": POLICY}}
 
 @pytest.fixture(scope="module")
 def here() -> Iterator[Place]:
-    """A worker that is told of us by its configuration alone."""
+    """A worker that loads redelivery only by its configuration."""
     with place("executor", settings=SETTINGS) as made:
         made.start("-Q", "default")
         yield made
@@ -35,14 +35,14 @@ def here() -> Iterator[Place]:
 
 @pytest.fixture(scope="module")
 def scheduler(here: Place) -> Celery:
-    """The scheduler's app: one of its own for each team, which nobody has told of us."""
+    """The scheduler's app, one for each team, without redelivery."""
     app = Celery("scheduler", broker=here.server.url, backend=here.server.url, set_as_current=False)
     app.conf.update(task_default_queue="default", task_default_exchange="default")
     return app
 
 
 def sent(scheduler: Celery, what: str) -> str:
-    """Publish a workload as the executor does: with an id that it has chosen before."""
+    """Publish a workload as the executor does, with an id that the executor has chosen."""
     task_id = str(uuid.uuid4())
     scheduler.send_task("execute_workload", [json.dumps({"does": what})], queue="default", task_id=task_id)
     return task_id
@@ -55,7 +55,7 @@ def sent(scheduler: Celery, what: str) -> str:
 def test_a_workload_runs_once_and_its_end_is_told_to_the_scheduler(
     here: Place, scheduler: Celery, what: str, state: str, outcome: str
 ) -> None:
-    """Whether there is another attempt is Airflow's to say: a failure is told at once, and leaves no letter."""
+    """Airflow decides about another attempt: a failure is reported at once, and leaves no dead letter."""
     task_id = sent(scheduler, what)
     until(lambda: scheduler.AsyncResult(task_id).state == state, what=state)
     here.ended(task_id, outcome)
@@ -64,7 +64,7 @@ def test_a_workload_runs_once_and_its_end_is_told_to_the_scheduler(
 
 
 def test_a_workload_that_runs_elsewhere_is_ignored(here: Place, scheduler: Celery) -> None:
-    """Its state stays the one of the run that goes on elsewhere: nothing is stored."""
+    """It stores no state, because the run that goes on elsewhere will."""
     task_id = sent(scheduler, "run elsewhere")
     here.ended(task_id, "ignored")
     assert scheduler.AsyncResult(task_id).state == "STARTED"
@@ -72,7 +72,7 @@ def test_a_workload_that_runs_elsewhere_is_ignored(here: Place, scheduler: Celer
 
 
 def test_a_killed_worker_is_told_to_the_scheduler_in_seconds(here: Place, scheduler: Celery) -> None:
-    """What ran has failed, with `WorkerLostError`; another worker says so, and runs what had not begun."""
+    """The running workload fails with `WorkerLostError`; another worker reports that, and runs the workloads that had not begun."""
     lost = here.start("-Q", "doomed", concurrency=1)
     ids = []
     for what in ("take long", "succeed"):
@@ -88,7 +88,7 @@ def test_a_killed_worker_is_told_to_the_scheduler_in_seconds(here: Place, schedu
 
 
 def test_the_document_gives_these_settings() -> None:
-    """Word for word."""
+    """Word for word, the document has the settings that are tested here."""
     text = (ROOT / "docs" / "integrations.md").read_text()
     (block,) = re.findall(r"^```json\n(.+?)^```$", text, re.MULTILINE | re.DOTALL)
     assert json.loads(block) == SETTINGS

@@ -1,4 +1,4 @@
-"""celery-batches itself, with the Celery that it asks for; what is done about tasks of its kind: `test_own_strategy.py`."""
+"""The real celery-batches, with the older Celery that it needs; `test_own_strategy.py` tests our handling of such tasks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def here() -> Iterator[Place]:
 
 @pytest.mark.parametrize("task", ["works", "breaks"])
 def test_a_batch_is_unobserved_however_it_ends(here: Place, task: str) -> None:
-    """Each message runs once and ends once; a failed batch is neither redelivered nor a letter, and no success is claimed of it."""
+    """Each message runs and ends once; a failed batch is neither redelivered nor dead-lettered, and not recorded as a success."""
     ids = [here.send(task, number) for number in range(4)]
     for task_id in ids:
         here.ended(task_id, "unobserved")
@@ -42,6 +42,6 @@ def test_a_batch_is_unobserved_however_it_ends(here: Place, task: str) -> None:
 
 
 def test_a_worker_names_such_tasks(here: Place) -> None:
-    """When it starts."""
+    """The worker names them in its log when it starts."""
     line = next(line for line in here.workers[0].text.splitlines() if "event=tasks.unobserved" in line)
     assert "tests.support.integrated.batches.breaks (celery_batches.Batches)" in line

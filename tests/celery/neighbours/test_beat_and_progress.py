@@ -19,7 +19,7 @@ pytestmark = pytest.mark.xdist_group("integration_beat")
 
 
 def test_redbeat_publishes_what_is_due_once_and_it_is_redelivered() -> None:
-    """Two of them share a schedule: one sends, the other waits for its lock. Each tick is recorded, fails once, and succeeds."""
+    """Two of them share a schedule: one sends, the other waits for the lock. Each tick is recorded, fails once and succeeds."""
     with place("redbeat") as here:
         here.start()
         beats = [here.run("-m", "celery", "-A", here.module, "beat", "--pidfile=") for _ in range(2)]
@@ -37,7 +37,7 @@ def test_redbeat_publishes_what_is_due_once_and_it_is_redelivered() -> None:
 
 @pytest.fixture(scope="module")
 def here() -> Iterator[Place]:
-    """A worker whose tasks tell their progress."""
+    """A worker whose tasks report their progress."""
     with place("progress", settings={"queues": {"#": {"redelivery_delay": 2, "max_delivery_attempts": 2}}}) as made:
         made.start()
         yield made
@@ -50,13 +50,13 @@ def shown(here: Place, task_id: str) -> dict[str, Any]:
 
 
 def comes_to(here: Place, task_id: str, state: str) -> dict[str, Any]:
-    """What is shown of a task as soon as it is in this state."""
+    """What is shown of a task once it is in this state."""
     found: dict[str, Any] = until(lambda: told if (told := shown(here, task_id))["state"] == state else None, what=state)
     return found
 
 
 def test_progress_goes_on_in_the_next_attempt(here: Place) -> None:
-    """Half done; a redelivery is shown as the library shows any retry, complete and without success; half done again; done."""
+    """First half done; a redelivery is shown as the library shows any retry: complete, no success; then half done, and done."""
     gate = here.folder / "gate"
     task_id = here.send("counts", str(gate), 1)
     assert comes_to(here, task_id, "PROGRESS")["progress"]["percent"] == 50

@@ -50,7 +50,7 @@ def stored(here: Place, task_id: str) -> tuple[str, str, str, str] | None:
     [("fails", "RuntimeError"), ("retries", "MaxRetriesExceededError"), ("kills", "WorkerLostError")],
 )
 def test_a_result_is_retry_until_it_is_failure(here: Place, task: str, told: str) -> None:
-    """One row, which waits as RETRY with the exception of the attempt, and ends as FAILURE with the one that it died of."""
+    """One row: first RETRY with the exception of the attempt, then FAILURE with the exception that the task died of."""
     task_id = here.publish(task)
     seen: list[str] = []
 
@@ -70,19 +70,19 @@ def test_a_result_is_retry_until_it_is_failure(here: Place, task: str, told: str
 
 
 def test_a_redelivery_that_succeeds_leaves_a_success(here: Place) -> None:
-    """And no traceback of the attempt before it."""
+    """The row has no traceback of the earlier attempt."""
     task_id = here.publish("fails", 1)
     here.ended(task_id, "succeeded")
     assert stored(here, task_id) == ("SUCCESS", '"at last"', "", "tests.support.shop.fails")
 
 
 def sent(here: Place, task: str) -> list[str]:
-    """The ids of all that was published of a task."""
+    """The ids of all published messages of a task."""
     return [each.task_id for each in here.events if each.task == task and each.outcome == "published"]
 
 
 def test_what_the_database_schedules_is_published_and_redelivered(here: Place) -> None:
-    """Each tick is recorded and runs once; what is scheduled once is published once, and its redelivery is no second one."""
+    """Each tick is recorded and runs once; a one-time schedule publishes once, and a redelivery is no second publication."""
     before = set(sent(here, "tests.support.shop.fails"))
     here.does("-c", SCHEDULE)
     beat = here.run("-m", "celery", "-A", here.module, "beat")

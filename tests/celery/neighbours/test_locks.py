@@ -1,4 +1,4 @@
-"""celery-once and celery-singleton: when their lock is held, and when it is given up."""
+"""celery-once and celery-singleton: when their lock is held, and when it is released."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def published(here: Place, kind: str, *args: Any) -> str | None:
 
 
 def opens(here: Place, task_id: str) -> None:
-    """Let what runs again go on."""
+    """Open the gate for the runs after the first."""
     (here.folder / f"gate-{task_id}").touch()
 
 
@@ -43,7 +43,7 @@ def locks(here: Place) -> list[Any]:
 
 @pytest.mark.parametrize(("verb", "times"), [("fail", 1), ("fail", 9), ("retry", 1), ("kill", 1)])
 def test_the_lock_is_held_until_the_last_attempt_ends(here: Place, kind: str, verb: str, times: int) -> None:
-    """Between two attempts, and while the second one runs. A success gives it up, and a letter of what the task raised."""
+    """It is held between two attempts and while the second one runs. A success releases it, and so does a death by an exception."""
     task_id = published(here, kind, verb, times)
     assert task_id is not None
     until(lambda: len(here.runs(task_id)) == 2, what="its second attempt")
@@ -57,7 +57,7 @@ def test_the_lock_is_held_until_the_last_attempt_ends(here: Place, kind: str, ve
 
 
 def test_a_death_of_lost_children_leaves_the_lock_to_its_time(here: Place, kind: str) -> None:
-    """As with plain Celery: where no process of the task is left, none of its hooks is called. The lock lives as long as it may."""
+    """As with plain Celery, no hook of the task is called if its process is lost, so the lock stays until it expires."""
     task_id = published(here, kind, "kill", 9)
     assert task_id is not None
     opens(here, task_id)
@@ -74,7 +74,7 @@ def test_a_death_of_lost_children_leaves_the_lock_to_its_time(here: Place, kind:
 
 
 def test_a_redriven_letter_takes_no_lock(here: Place, kind: str) -> None:
-    """The library asks when something is published by it: another like the letter can be published, and run beside it."""
+    """The library takes its lock only when it publishes: an equal task can be published, and run beside the redriven one."""
     task_id = published(here, kind, "fail", 3)
     assert task_id is not None
     opens(here, task_id)
@@ -94,7 +94,7 @@ def test_a_redriven_letter_takes_no_lock(here: Place, kind: str) -> None:
 
 @pytest.mark.full
 def test_a_retry_of_a_singleton_is_lost_in_plain_celery(kind: str) -> None:
-    """There celery-singleton takes the retry of its own task for a duplicate, for the lock is held. Not here: see above."""
+    """There, celery-singleton takes its task's retry for a duplicate, because the lock is held. Ours runs: see above."""
     with place("locks", plain=True) as theirs:
         theirs.start()
         task_id = published(theirs, kind, "retry", 1)

@@ -1,4 +1,4 @@
-"""Sentry and OpenTelemetry: one event for a death and none for a redelivery; one span for each attempt, all of one trace."""
+"""Sentry and OpenTelemetry: one event for a death and none for a redelivery; one span for each attempt, all in one trace."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.running import until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-#: Milliseconds by which two processes may have looked at the clock one after the other, far below the delays.
+#: How far apart, in ms, two processes may read the clock; this is far below the delays.
 SLACK = 100
 pytestmark = pytest.mark.xdist_group("integration_watchers")
 
@@ -62,7 +62,7 @@ def transactions(here: Place, task_id: str) -> list[dict[str, Any]]:
 def test_sentry_has_one_event_for_a_death_and_none_for_a_redelivery(
     sentry: Place, task: str, args: tuple[Any, ...], attempts: int, told: list[str]
 ) -> None:
-    """And a transaction for each attempt."""
+    """There is one transaction for each attempt."""
     before = len(sentry.lines("sentry"))
     task_id = sentry.publish(task, *args)
     sentry.over(task_id)
@@ -71,7 +71,7 @@ def test_sentry_has_one_event_for_a_death_and_none_for_a_redelivery(
 
 
 def test_sentry_has_the_exception_of_a_lost_child() -> None:
-    """The last loss is one event with its exception; each has the line, an error, that Python's multiprocessing writes of it."""
+    """The last loss gives one event with its exception; each loss also gives the error line of Python's multiprocessing."""
     with place("sentry") as here:
         here.start()
         task_id = here.publish("kills")
@@ -82,11 +82,11 @@ def test_sentry_has_the_exception_of_a_lost_child() -> None:
 
 
 def test_sentry_has_the_exception_of_a_task_whose_whole_worker_died() -> None:
-    """Another worker finds the message and buries it: one event with the exception, and one line that says where it lies."""
+    """Another worker finds the message and dead-letters it: one event with the exception, and one line that says where it is."""
     with place("sentry", settings={"queues": {"#": {"max_delivery_attempts": 1}}}) as here:
         here.start()
         task_id = here.publish("kills", kwargs={"group": True})
-        for _ in range(2):  # the first death counts nothing, for no start was recorded
+        for _ in range(2):  # the first death is not counted, because no start was recorded
             here.workers[-1].process.wait(60)
             here.start()
         here.over(task_id)
@@ -97,7 +97,7 @@ def test_sentry_has_the_exception_of_a_task_whose_whole_worker_died() -> None:
 
 
 def test_sentrys_trace_goes_on_through_redeliveries(sentry: Place) -> None:
-    """What publishes it and each of its attempts are of one trace."""
+    """The publication and each of its attempts are in one trace."""
     parent = sentry.send("passes_on", "fails", 1)
     task_id = str(sentry.app.AsyncResult(parent).get(timeout=60))
     sentry.over(task_id)
@@ -107,7 +107,7 @@ def test_sentrys_trace_goes_on_through_redeliveries(sentry: Place) -> None:
 
 
 def test_sentrys_receive_latency_counts_from_when_the_attempt_was_due(sentry: Place) -> None:
-    """Not from its first publication: what an attempt is said to have waited does not hold the delays before it."""
+    """Not from the first publication: the time that an attempt waited does not include the delays before it."""
     task_id = str(sentry.app.AsyncResult(sentry.send("applies", "fails", 2)).get(timeout=60))
     sentry.over(task_id)
     until(lambda: len(transactions(sentry, task_id)) == 3, what="three transactions")
@@ -128,7 +128,7 @@ def spans(here: Place, task_id: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("task", ["fails", "retries"])
 def test_each_attempt_is_a_span_of_the_trace_that_published_it(traced: Place, task: str) -> None:
-    """One publication, and under it one span an attempt: two retries without an error, and the death with its exception."""
+    """One publication, and one span below it for each attempt: two retries without an error, and the death with its exception."""
     task_id = str(traced.app.AsyncResult(traced.send("passes_on", task)).get(timeout=60))
     traced.over(task_id)
     published, *runs = until(lambda: found if len(found := spans(traced, task_id)) == 4 else None, what="its spans")
@@ -140,7 +140,7 @@ def test_each_attempt_is_a_span_of_the_trace_that_published_it(traced: Place, ta
 
 
 def test_a_redriven_letter_is_a_span_of_its_old_trace(traced: Place) -> None:
-    """Its header holds the trace that it was published in."""
+    """Its header contains the trace in which it was published."""
     task_id = str(traced.app.AsyncResult(traced.send("passes_on", "raises", "dead_letter")).get(timeout=60))
     traced.ended(task_id, "dead_lettered")
     traced.does("-m", "redelivery", "-A", traced.module, "dlq", "redrive", "DLQ.celery", "--id", task_id, "--yes")

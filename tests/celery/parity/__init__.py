@@ -1,1 +1,1 @@
-"""Tests of what a plain worker does, and ours does alike."""
+"""Tests that a worker with redelivery behaves like a plain worker."""

@@ -1,4 +1,4 @@
-"""What bounds a task or a worker: expiry, rates, windows, children that are replaced; and tasks that need no worker."""
+"""Limits of a task or a worker: expiry, rates, windows, children that are replaced; and calls that need no worker."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SLOW = {"queues": {"#": {"redelivery_delay": 2, "redelivery_collision_avoidance_
 
 @pytest.fixture(scope="module")
 def here() -> Iterator[Floor]:
-    """A worker whose clock is an hour ahead of the server's; and, on a queue of its own, one whose children are soon replaced."""
+    """A worker whose clock is an hour ahead of the server's, and, on its own queue, one whose children are soon replaced."""
     with floor(settings=SLOW, variables={"CONTROL_FAST_CLOCK": "1"}) as made:
         made.start("-Q", "celery")
         made.start("-Q", "children", "--max-tasks-per-child", "2", "--max-memory-per-child", "300000")
@@ -35,14 +35,14 @@ LIMITS = pytest.mark.xdist_group("celery-bounds")
 
 @LIMITS
 def test_expiry_is_judged_by_the_servers_clock(here: Floor) -> None:
-    """A message that has a minute to live runs on a worker whose clock is an hour ahead, where Celery would drop it."""
+    """A message with a time to live of one minute runs on a worker whose clock is an hour ahead; Celery would drop it."""
     task_id = here.send("ok", expires=60)
     here.ended(task_id, "succeeded")
 
 
 @LIMITS
 def test_a_message_that_expires_before_its_redelivery_is_a_death(here: Floor) -> None:
-    """The first attempt runs; the time to live ends while the next one is waited for."""
+    """The first attempt runs; the time to live ends before the next one."""
     task_id = here.send("fails", expires=1)
     end = here.ended(task_id, "dead_lettered")
     assert here.outcomes_of(task_id) == ["published", "redelivery_scheduled", "dead_lettered"]
@@ -52,7 +52,7 @@ def test_a_message_that_expires_before_its_redelivery_is_a_death(here: Floor) ->
 
 @LIMITS
 def test_a_message_that_expires_while_it_waits_in_the_worker_does_not_run(here: Floor) -> None:
-    """It is looked at again just before it would run."""
+    """Its expiry is checked again just before it would run."""
     running = here.filled(2, "expiry")
     task_id = here.send("ok", expires=1)
     here.ended(here.send("ok", countdown=1.5), "deferred")  # it was received behind the other
@@ -67,7 +67,7 @@ def test_a_message_that_expires_while_it_waits_in_the_worker_does_not_run(here: 
 
 @LIMITS
 def test_a_rate_can_be_changed_while_messages_wait(here: Floor) -> None:
-    """The message that waits for an hour is held, and not lost; a new rate holds for what comes after it."""
+    """A message that must wait for an hour is held and not lost; a new rate applies to later messages."""
     first, second = here.send("hourly"), here.send("hourly")
     here.ended(first, "succeeded")
     until(lambda: here.server.client.hlen("unacked") == 1, what="the second to wait in the worker")
@@ -82,7 +82,7 @@ def test_a_rate_can_be_changed_while_messages_wait(here: Floor) -> None:
 
 @LIMITS
 def test_children_that_are_replaced_lose_nothing(here: Floor) -> None:
-    """After two tasks, or too large, a child ends and another one goes on: every task runs once."""
+    """A child ends after two tasks, or when it is too large, and a new one continues: every task runs once."""
     ids = [here.send("ok", queue="children") for _ in range(20)]
     here.all_ended(ids)
     pids = [here.noted(task_id)[0]["pid"] for task_id in ids]
@@ -98,7 +98,7 @@ def test_children_that_are_replaced_lose_nothing(here: Floor) -> None:
 
 @LIMITS
 def test_what_waits_for_its_rate_goes_back_when_the_worker_stops(here: Floor) -> None:
-    """Neither lost nor run: it is in its queue again, as it was."""
+    """It is in its queue again, unchanged, neither lost nor run."""
     here.tell("rate_limit", "tests.support.control.control_app.hourly", "1/h", worker=0)
     before = here.server.client.hlen("unacked")
     first, second = here.send("hourly"), here.send("hourly")
@@ -113,7 +113,7 @@ def test_what_waits_for_its_rate_goes_back_when_the_worker_stops(here: Floor) ->
     scope="module", params=first_quick(pytest.param(pool, marks=pytest.mark.xdist_group(f"bounds-{pool}")) for pool in POOLS)
 )
 def frugal(request: pytest.FixtureRequest) -> Iterator[tuple[str, Floor]]:
-    """A worker of each pool, with room for two (one on solo): it takes no more than it can run, and ten that wait for their ETA."""
+    """A worker of each pool, with room for two (one on solo): it holds no more than it can run, and ten with an ETA."""
     if missing(request.param):
         (pytest.fail if os.environ.get("CI") else pytest.skip)(missing(request.param))
     conf = {"worker_disable_prefetch": True, "worker_eta_task_limit": 10}
@@ -124,7 +124,7 @@ def frugal(request: pytest.FixtureRequest) -> Iterator[tuple[str, Floor]]:
 
 
 def holds(here: Floor, count: int) -> None:
-    """Wait until the worker holds so many, and see that it stays so when its loop has come round."""
+    """Wait until the worker holds so many, and check that this is still so after a turn of its loop."""
     client = here.server.client
     until(lambda: client.hlen("unacked") == count, what=f"{count} to be held: {here.leftovers()}")
     here.ask("ping")
@@ -133,7 +133,7 @@ def holds(here: Floor, count: int) -> None:
 
 
 def test_a_worker_that_does_not_prefetch_holds_what_it_runs(frugal: tuple[str, Floor]) -> None:
-    """`worker_disable_prefetch`: what there is no room for stays in its queue, for other workers."""
+    """`worker_disable_prefetch`: messages for which there is no room stay in their queue, for other workers."""
     pool, here = frugal
     ids = here.filled(places(pool), "window")
     ids += [here.send("holds", "window") for _ in range(6)]
@@ -148,7 +148,7 @@ def test_a_worker_that_does_not_prefetch_holds_what_it_runs(frugal: tuple[str, F
 
 
 def test_a_worker_takes_no_more_tasks_with_an_eta_than_it_may(frugal: tuple[str, Floor]) -> None:
-    """`worker_eta_task_limit`, for those that wait in the worker and not in the delay store; they go back when it stops."""
+    """`worker_eta_task_limit` applies to messages that wait in the worker, not in the delay store; they go back when it stops."""
     _, here = frugal
     ids = [here.send("ok", countdown=1800) for _ in range(16)]
     holds(here, 10)
@@ -158,7 +158,7 @@ def test_a_worker_takes_no_more_tasks_with_an_eta_than_it_may(frugal: tuple[str,
 
 
 def test_a_message_that_waits_for_its_rate_takes_a_place_where_prefetching_is_off() -> None:
-    """`worker_disable_prefetch`: a worker with room for two that holds two limited messages takes no third."""
+    """With `worker_disable_prefetch`, a worker with room for two that holds two rate-limited messages takes no third."""
     with floor(conf={"worker_disable_prefetch": True}) as here:
         here.start(pool="threads")
         first = here.send("hourly")
@@ -174,7 +174,7 @@ def test_a_message_that_waits_for_its_rate_takes_a_place_where_prefetching_is_of
 
 @pytest.fixture
 def local() -> Iterator[Celery]:
-    """An app whose broker does not exist: whatever asks it fails."""
+    """An app whose broker does not exist: any request to it fails."""
     app = Celery("local", broker="redis+socket:///nowhere/s", backend="cache+memory://", set_as_current=False)
     Redelivery(app)
     yield app
@@ -182,7 +182,7 @@ def local() -> Iterator[Celery]:
 
 
 def test_a_direct_call_is_a_call(local: Celery) -> None:
-    """The function runs, returns and raises as if it were no task."""
+    """The function runs, returns and raises like a plain function."""
 
     @local.task(name="half")
     def half(value: int) -> float:

@@ -1,4 +1,4 @@
-"""What a message carries beside its arguments: it is the same in every attempt, and the same as on a plain worker."""
+"""What a message carries besides its arguments is the same in every attempt, and the same as on a plain worker."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CARRIED: dict[str, Any] = {
 
 
 def runs(side: Side, task_id: str) -> list[dict[str, Any]]:
-    """What each attempt saw of its message, but for what counts attempts."""
+    """What each attempt saw of its message, except the counts of attempts."""
     return [
         {key: value for key, value in run.items() if key not in {"retries", "redelivered"}} for run in side.notes(task_id, "run")
     ]
@@ -61,7 +61,7 @@ def test_a_task_sees_in_each_attempt_what_it_sees_in_celery(trial: Trial) -> Non
 
 
 def test_a_letter_is_the_message_whole(trial: Trial) -> None:
-    """Its body, its properties and the headers of others are byte for byte what was published."""
+    """Body, properties and foreign headers are byte for byte what was published."""
     side = trial.ours
     task_id = side.play(step("fail"), queue="thrice", **CARRIED)
     side.ended(task_id, "dead_lettered")
@@ -74,7 +74,7 @@ def test_a_letter_is_the_message_whole(trial: Trial) -> None:
 
 
 def test_what_a_task_publishes_does_not_carry_our_headers(forked: Trial) -> None:
-    """An application that hands its own headers on (`headers=self.request.headers`) starts a new life."""
+    """An application that passes its headers on (`headers=self.request.headers`) starts a new life."""
     task_id = forked.ours.play(step("fail"), step("forward"), headers={"tenant": "t1"})
     forked.ours.ended(task_id, "succeeded")
     child = forked.ours.noted(task_id, "forwarded")[0]["child"]
@@ -84,7 +84,7 @@ def test_what_a_task_publishes_does_not_carry_our_headers(forked: Trial) -> None
 
 
 def test_who_waits_is_told_of_what_died_before_it_ran(forked: Trial) -> None:
-    """Stopped on arrival, because its attempts are used up, or because its headers are unsound."""
+    """It was stopped on arrival, because its attempts are used up or its headers are invalid; its caller gets the error."""
     side = forked.ours
     exhausted = {"redelivery": {"version": 1, "attempt": 3, "delivery": 3, "first_seen": 1, "origin": {"queue": "thrice"}}}
     told = [

@@ -32,7 +32,7 @@ def news(here: Floor, task: str, *args: Any, key: str, **options: Any) -> str:
 
 
 def test_a_route_leads_to_a_queue_of_a_direct_exchange(here: Floor) -> None:
-    """`task_routes` names the queue; its exchange and routing key are the queue's own."""
+    """`task_routes` names the queue; the exchange and the routing key are those of the queue."""
     task_id = here.send("bills")
     here.ended(task_id, "succeeded")
     assert by_queue(here, task_id) == {"billing": ["published", "succeeded"]}
@@ -43,7 +43,7 @@ def test_a_route_leads_to_a_queue_of_a_direct_exchange(here: Floor) -> None:
 
 
 def test_a_message_for_two_queues_runs_once_from_each_and_each_is_recorded(here: Floor) -> None:
-    """One publication to a topic, two messages: neither ends the other's life."""
+    """One publication to a topic makes two messages: neither ends the other's life."""
     task_id = news(here, "ok", key="news.urgent.fire")
     until(lambda: here.outcomes_of(task_id).count("succeeded") == 2, what="both runs")
     assert by_queue(here, task_id) == {"archive": ["published", "succeeded"], "alerts": ["published", "succeeded"]}
@@ -51,14 +51,14 @@ def test_a_message_for_two_queues_runs_once_from_each_and_each_is_recorded(here:
 
 
 def test_a_message_for_one_queue_of_the_topic_runs_once(here: Floor) -> None:
-    """The other queue's pattern does not match."""
+    """The pattern of the other queue does not match."""
     task_id = news(here, "ok", key="news.daily")
     here.ended(task_id, "succeeded")
     assert by_queue(here, task_id) == {"archive": ["published", "succeeded"]}
 
 
 def test_a_redelivery_goes_back_to_the_queue_that_it_came_from_alone(here: Floor) -> None:
-    """Sent to both queues and failing on each: every message has its own attempts and its own letter."""
+    """The task goes to both queues and fails in each: each message has its own attempts and its own dead letter."""
     task_id = news(here, "fails", key="news.urgent.flood")
     until(lambda: here.outcomes_of(task_id).count("dead_lettered") == 2, what="both deaths")
     life = ["published", "redelivery_scheduled", "redelivery_scheduled", "dead_lettered"]
@@ -69,7 +69,7 @@ def test_a_redelivery_goes_back_to_the_queue_that_it_came_from_alone(here: Floor
 
 
 def test_a_countdown_comes_back_to_its_queue(here: Floor) -> None:
-    """What waited in the delay store goes to the queue that it came from, not to where its routing key would lead."""
+    """From the delay store it goes to the queue that it came from, not to where its routing key would lead."""
     task_id = news(here, "ok", key="news.urgent.storm", countdown=1.5)
     until(lambda: here.outcomes_of(task_id).count("succeeded") == 2, what="both runs")
     life = ["published", "deferred", "succeeded"]
@@ -77,7 +77,7 @@ def test_a_countdown_comes_back_to_its_queue(here: Floor) -> None:
 
 
 def test_a_broadcast_is_kombus_own(here: Floor) -> None:
-    """It goes by publish and subscribe, to every worker, and holds nothing on the broker."""
+    """It uses publish and subscribe, reaches every worker, and is not stored on the broker."""
     task_id = here.send("ok", exchange=EVERYONE.name, declare=[EVERYONE])
     until(lambda: here.noted(task_id), what="the broadcast task to run")
     here.waits_for_nothing()
@@ -89,7 +89,7 @@ def one_by_one(**options: Any) -> Any:
 
 
 def test_urgent_messages_run_first_and_queues_take_turns() -> None:
-    """0 before 3 before 6 before 9, as kombu has it on Redis; within a priority, a long queue does not starve a short one."""
+    """0 before 3 before 6 before 9, as in kombu on Redis; within a priority a long queue does not starve a short one."""
     with one_by_one() as here:
         ids = {priority: here.send("ok", priority, priority=priority) for priority in (9, 6, 3, 0)}
         here.start("-Q", "celery,other", pool="solo", concurrency=1)
@@ -105,7 +105,7 @@ def test_urgent_messages_run_first_and_queues_take_turns() -> None:
 
 
 def test_queues_in_an_order_are_emptied_in_that_order() -> None:
-    """By kombu's `queue_order_strategy`: with `sorted`, the first queue is empty before the next one has its turn."""
+    """With kombu's `queue_order_strategy` of `sorted`, the first queue is emptied before the next."""
     with one_by_one(queue_order_strategy="sorted") as here:
         later = [here.send("ok", "b", queue="b") for _ in range(4)]
         first = [here.send("ok", "a", queue="a") for _ in range(4)]

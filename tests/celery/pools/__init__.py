@@ -1,1 +1,1 @@
-"""Tests of the pools."""
+"""Tests of Celery's pools."""

@@ -1,4 +1,4 @@
-"""What children have begun when the consumer closes: a worker that stops among quick tasks runs none twice, and stops at once."""
+"""Tasks that had begun when the consumer closes: a worker that stops among quick tasks runs none twice, and stops soon."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
     from tests.support.running import Shop
 
-#: What a child of Celery's waits for its result to be taken, in seconds.
+#: How long a child of Celery's waits until its result is read, in seconds.
 CHILDS_PATIENCE = 30
 
 
 def all_once(here: Shop, ids: list[str], waiting: int = 0) -> None:
-    """Each has run once and has one end, but for so many that wait; nothing is held."""
+    """Each task has run once and has one end, except so many that still wait; nothing is held."""
     ran = [run["id"] for run in here.runs()]
     assert len(ran) == len(set(ran)) == len(ids) - waiting
     until(lambda: _succeeded(here) == sorted(ran), 60, "an end for each")
@@ -35,7 +35,7 @@ def _succeeded(here: Shop) -> list[str]:
 
 @pytest.mark.parametrize("pool", first_quick(["prefork", "threads", "solo"]))
 def test_a_worker_that_stops_among_quick_tasks_runs_none_twice(shop: Callable[..., Shop], pool: str) -> None:
-    """What it has taken and not begun goes back, what has begun has its end, and it does not wait for its own children."""
+    """Tasks that have not begun go back, tasks that have begun end, and the worker does not wait for its own children."""
     here = shop()
     ids = [here.send("ok") for _ in range(400)]
     for count in (60, 160, 260):
@@ -48,7 +48,7 @@ def test_a_worker_that_stops_among_quick_tasks_runs_none_twice(shop: Callable[..
 
 
 def test_a_worker_that_connects_again_among_quick_tasks_runs_none_twice(shop: Callable[..., Shop]) -> None:
-    """Every connection is cut three times: what a child was given a moment ago is no suspect."""
+    """Every connection is cut three times: a task that was just given to a child is not taken for a suspect."""
     here = shop()
     ids = [here.send("ok") for _ in range(400)]
     worker = here.start()
@@ -61,7 +61,7 @@ def test_a_worker_that_connects_again_among_quick_tasks_runs_none_twice(shop: Ca
 
 
 def test_a_child_that_is_stopped_is_not_waited_for(shop: Callable[..., Shop]) -> None:
-    """A running task has said that it began: there is nobody to listen to, and the end waits for the task alone."""
+    """A running task has reported that it began, so the child has nothing to report: the stop waits for the task alone."""
     here = shop()
     task_id = here.send("naps", 3 * TIMEOUT)
     worker = here.start()

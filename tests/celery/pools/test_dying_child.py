@@ -1,4 +1,4 @@
-"""Children that die beside each other: each attempt is counted, and none runs again unseen."""
+"""Children that die at the same time: each attempt is counted, and no task runs again uncounted."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ POLICY = {"redelivery_delay": 0.1, "redelivery_delay_multiplier": 1.0, "max_deli
 @pytest.mark.full
 @pytest.mark.slow
 def test_of_children_that_die_beside_each_other_each_counts(shop: Callable[..., Shop]) -> None:
-    """Forty tasks kill their processes, six at a time: each of them runs as often as it may, and no other task runs twice."""
+    """Forty tasks kill their processes, six at a time: each runs as often as its policy allows, and no other task runs twice."""
     here = shop(settings={"queues": {"#": POLICY}})
     here.start(concurrency=6)
     poisons = [here.send("kills") for _ in range(40)]

@@ -1,4 +1,4 @@
-"""An idle child has its task before the event loop comes round; one that has just died loses none."""
+"""An idle child gets its task before the next turn of the event loop; a child that has just died loses none."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def test_an_idle_child_begins_while_its_worker_looks_at_the_next_message(shop: Callable[..., Shop]) -> None:
-    """Both come in one batch; the second keeps the main process from its loop until the first has begun."""
+    """Both messages come in one batch; the second blocks the main process until the first task has begun."""
     here = shop()
     first = here.send("ok")
     second = here.send("follows", first)
@@ -24,7 +24,7 @@ def test_an_idle_child_begins_while_its_worker_looks_at_the_next_message(shop: C
 
 
 def test_what_is_written_to_children_that_have_just_died_runs_once(shop: Callable[..., Shop]) -> None:
-    """They are killed while they are idle, and a task comes at once: another child gets it, as its first delivery."""
+    """The idle children are killed and a task comes at once: another child gets it as its first delivery."""
     here = shop()
     here.start()
     for _ in range(10):

@@ -1,4 +1,4 @@
-"""Libraries whose inner workings nobody has tried, or that lack a part that is used: each worker does without, and says so."""
+"""Untested versions of libraries, and libraries that lack a part that we use: each worker works without it, and says so."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OURS = [
 
 
 def works(here: Shop, worker: Worker) -> None:
-    """Success, redelivery, death, a lost child, a revoked countdown and a new connection are what they always are."""
+    """Check success, redelivery, death, a lost child, a revoked countdown and a new connection."""
     ok, twice, bad, killed = here.send("ok"), here.send("fails", 1), here.send("fails"), here.send("kills", 1)
     revoked = here.send("ok", countdown=3600)
     assert here.ended(ok, "succeeded").attempt == 1
@@ -46,23 +46,23 @@ def works(here: Shop, worker: Worker) -> None:
 
 
 def unknown(worker: Worker) -> list[str]:
-    """The libraries that it has warned of."""
+    """The libraries that the worker has warned about."""
     return [line.partition("library=")[2].split()[0] for line in worker.text.splitlines() if "event=library.unknown" in line]
 
 
 def is_tracked(here: Shop) -> bool:
-    """Whether the server pushes to anyone."""
+    """Whether the server sends pushes to any client."""
     return any("t" in client["flags"] for client in here.server.client.client_list())
 
 
 def around(here: Shop) -> tuple[list[str], bool]:
-    """What `tests.support.stops.noted_parts` has noted."""
+    """The notes of `tests.support.stops.noted_parts`."""
     (found,) = here.runs("parts")
     return found["around"], found["is_under_way"]
 
 
 def test_of_what_is_known_every_part_is_used(shop: Callable[..., Shop]) -> None:
-    """What the other tests look for is there to be seen: nothing warns, and every part is ours."""
+    """With tested versions there is no warning, and each part that the other tests look for is ours."""
     here = shop(settings=POLICY, backend=True)
     worker = here.start("-I", "tests.support.stops.noted_parts")
     until(lambda: is_tracked(here), 10, "the server to push")
@@ -85,7 +85,7 @@ def test_an_unknown_celery_has_its_own_pool(shop: Callable[..., Shop], library: 
 
 
 def test_an_unknown_redis_py_polls_and_waits(shop: Callable[..., Shop]) -> None:
-    """One warning; the server is not asked to push, and each transition is waited for."""
+    """There is one warning; the server is not asked for pushes, and each transition is waited for."""
     here = shop(settings=POLICY, backend=True, versions={"redis": "99.1.0"})
     worker = here.start("-I", "tests.support.stops.noted_parts")
     here.ended(here.send("ok"), "succeeded")
@@ -96,7 +96,7 @@ def test_an_unknown_redis_py_polls_and_waits(shop: Callable[..., Shop]) -> None:
 
 
 def test_parts_that_are_gone_are_done_without(shop: Callable[..., Shop]) -> None:
-    """Neither Celery's pool nor redis-py's connection shows what it is made of, and Celery's request cannot announce a revoke."""
+    """Celery's pool and redis-py's connection hide their internals, and Celery's request cannot announce a revoke."""
     here = shop(settings=POLICY, backend=True, conf={"worker_lost_wait": 1})
     worker = here.start("-I", "tests.support.stops.without_parts,tests.support.stops.noted_parts")
     here.ended(here.send("ok"), "succeeded")
@@ -120,11 +120,11 @@ def test_parts_that_are_gone_are_done_without(shop: Callable[..., Shop]) -> None
     ],
 )
 def test_versions_are_known_by_how_they_begin(monkeypatch: pytest.MonkeyPatch, version: str, is_tried: Any) -> None:
-    """Number by number."""
+    """Versions are compared number by number."""
     monkeypatch.setattr(import_module("kombu"), "__version__", version)
     assert is_known("kombu") is is_tried
 
 
 def test_what_is_installed_is_known() -> None:
-    """Every library of this environment."""
+    """Every library of this environment is a tested version."""
     assert {each: version_of(each) for each in ("billiard", "celery", "kombu", "redis") if not is_known(each)} == {}

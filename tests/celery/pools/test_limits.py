@@ -1,4 +1,4 @@
-"""Attempts that do not end by themselves: time limits, exits, memory, lost processes; each ends once, and all are told once."""
+"""Attempts that do not end by themselves: time limits, exits, memory, lost processes; each ends once, and is reported once."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ if TYPE_CHECKING:
     from tests.support.trials.trial import Side, Trial
 
 
-#: Celery #9203, #3747 and #8395: only processes and gevent's greenlets have hard time limits, and only processes soft ones.
+#: Celery #9203, #3747 and #8395: only processes and gevent have hard time limits, and only processes soft ones.
 NO_TIME_LIMITS = {"threads", "eventlet", "solo"}
 ONCE = {"run": 1, "on_retry": 0, "task_retry": 0, "on_failure": 1, "task_failure": 1, "errback": 1}
 THRICE = {"run": 3, "on_retry": 2, "task_retry": 2, "on_failure": 1, "task_failure": 1, "errback": 1}
 
 
 def told(side: Side, task_id: str) -> dict[str, int]:
-    """How often each of those was called whom a failure concerns."""
+    """How often each hook, signal and error callback for failures was called."""
     counts = side.counts(task_id)
     return {name: counts.get(name, 0) for name in ("run", "on_retry", "task_retry", "on_failure", "task_failure", "errback")}
 
 
 def test_a_soft_time_limit_is_an_exception_in_the_task(forked: Trial) -> None:
-    """As in Celery, by the task's own limit and by the message's; a task may end well after it."""
+    """By the task's own limit and by the message's, as in Celery; a task may succeed after it."""
     stories = [
         forked.tell(step("nap", seconds=30), task="limited", queue="once"),
         forked.tell(step("nap", seconds=30), task="hooked", queue="once", soft_time_limit=1),
@@ -52,7 +52,7 @@ def test_a_hard_time_limit_fires_once(forked: Trial) -> None:
             side.noted(task_id, "task_failure")
             side.state(task_id, "FAILURE")
         forked.ours.ended(ids[1], "dead_lettered")
-        # The lost child is reported next, to the same process: what comes after it in its log has been handled after it.
+        # The lost child is reported next, to the same process: once a later task is in its log, that has been handled.
         forked.ours.noted(forked.ours.play(step("nap", seconds=60), task=task, queue="once", time_limit=1), "task_failure")
         assert told(forked.ours, ids[1]) == ONCE
         ours, plain = ({**forked.ours.counts(ids[1])}, {**forked.plain.counts(ids[0])})
@@ -61,7 +61,7 @@ def test_a_hard_time_limit_fires_once(forked: Trial) -> None:
 
 
 def test_a_hard_time_limit_is_a_counted_attempt(trial: Trial) -> None:
-    """While deliveries are left it is a retry; then its reason is `time_limit`. Some pools know of none, as in Celery."""
+    """While deliveries are left it is a retry; the last reason is `time_limit`. Some pools have no such limit, as in Celery."""
     if trial.pool in NO_TIME_LIMITS:
         task_id = trial.ours.play(step("nap", seconds=1, value=1), task="hooked", queue="thrice", time_limit=0.2)
         trial.ours.ended(task_id, "succeeded")
@@ -74,10 +74,10 @@ def test_a_hard_time_limit_is_a_counted_attempt(trial: Trial) -> None:
 
 
 def test_a_lost_process_is_told_of_once_when_it_was_the_last(trial: Trial) -> None:
-    """Retries before; then FAILURE, the signal and the error callback, once. Without processes the whole worker is lost.
+    """First retries; then FAILURE, the signal and the error callback, once. Without processes the whole worker is lost.
 
-    Celery's pool gives a job to its next process where one has died and has not been heard to begin it: seen once in some hundred
-    deaths on a machine with three times its work. Such a run is nobody's attempt.
+    Celery's pool gives a task to another process if the first one died and its report of the start was not read. That happens
+    about once in some hundred deaths on an overloaded machine. Such a run is not counted as an attempt.
     """
     if trial.pool != "prefork":
         return
@@ -112,7 +112,7 @@ EXIT = step("fail", kind="exit", message="3")
 
 
 def exits_once_and_for_ever(side: Side, *, backend: bool) -> None:
-    """A task that exits is delivered again, counted, and dies of it; its worker goes on."""
+    """A task that exits is redelivered, counted, and dies of it; its worker goes on."""
     once = side.play(EXIT, step("ok", value=4), task="hooked")
     ever = side.play(EXIT, task="hooked", queue="thrice", link_error=side.sig("errback"))
     side.ended(once, "succeeded")
@@ -136,7 +136,7 @@ def test_a_task_that_exits_is_a_lost_attempt(trial: Trial) -> None:
 
 
 def test_a_hook_that_exits_does_not_hold_the_message(stored: Trial) -> None:
-    """What is outside our wrapper, too: the attempt could not report, and is lost."""
+    """The hook runs outside our wrapper, so the attempt cannot report, and counts as lost."""
     options: dict[str, Any] = {"task": "raising", "queue": "thrice", "kwargs": {"key": "before_start exits"}}
     task_id = stored.ours.play(step("ok"), **options)
     assert stored.ours.ended(task_id, "dead_lettered").reason == "worker_lost"

@@ -1,4 +1,4 @@
-"""The core stories of a message on every pool: prefork, threads, solo, gevent and eventlet (`tests.support.control.pooled`)."""
+"""The core behaviour of a message on every pool: prefork, threads, solo, gevent and eventlet (`tests.support.control.pooled`)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_a_task_succeeds_and_its_caller_has_the_result(on: tuple[str, Floor]) ->
 
 
 def test_a_task_fails_is_redelivered_and_succeeds_or_dies(on: tuple[str, Floor]) -> None:
-    """A failure is another delivery, until the last one; the letter holds its history and the caller the exception."""
+    """Each failure leads to another delivery, until the last one; the dead letter has the history, the caller the exception."""
     _, here = on
     once, always = here.send("fails", 1), here.send("fails")
     here.ended(once, "succeeded")
@@ -41,9 +41,9 @@ def test_a_task_fails_is_redelivered_and_succeeds_or_dies(on: tuple[str, Floor])
 
 
 def test_a_running_task_is_revoked_with_terminate(on: tuple[str, Floor]) -> None:
-    """It ends, REVOKED, once; where the pool cannot end a task, it runs to its end, and the worker lives."""
+    """It ends once, as REVOKED. If the pool cannot end a task, it runs to its end, and the worker lives."""
     pool, here = on
-    if pool == "solo":  # the worker cannot hear anything while its only task runs
+    if pool == "solo":  # the worker reads no command while its only task runs
         return
     (task_id,) = here.filled(1, "revoked-running")
     here.app.control.revoke(task_id, terminate=True, signal="SIGKILL")
@@ -58,7 +58,7 @@ def test_a_running_task_is_revoked_with_terminate(on: tuple[str, Floor]) -> None
 
 
 def test_a_task_that_waits_in_its_queue_is_revoked(on: tuple[str, Floor]) -> None:
-    """It never runs, its caller is told, and `revoked` is recorded; a worker that runs its tasks itself hears it between two."""
+    """It never runs, its caller is informed, and `revoked` is recorded; a solo worker reads the command between two tasks."""
     pool, here = on
     gate = "revoked-waiting"
     running = here.filled(places(pool), gate)
@@ -73,12 +73,12 @@ def test_a_task_that_waits_in_its_queue_is_revoked(on: tuple[str, Floor]) -> Non
     here.all_ended([*running, *before])
     with pytest.raises(TaskRevokedError):
         here.app.AsyncResult(waiting).get(timeout=60)
-    until(lambda: here.noted(waiting, "task_revoked"), what="the signal")  # Celery sends it last of all
+    until(lambda: here.noted(waiting, "task_revoked"), what="the signal")  # Celery sends it after all else
     assert [line["terminated"] for line in here.noted(waiting, "task_revoked")] == [False]
 
 
 def test_a_worker_that_runs_its_tasks_itself_hears_a_revoke_between_two_of_a_batch(on: tuple[str, Floor]) -> None:
-    """Both messages came at once; the second is revoked while the first one runs."""
+    """Both messages came at the same time; the second is revoked while the first one runs."""
     pool, here = on
     if pool != "solo":  # the others have threads or processes for their tasks
         return
@@ -96,7 +96,7 @@ def test_a_worker_that_runs_its_tasks_itself_hears_a_revoke_between_two_of_a_bat
 
 @pytest.mark.parametrize("place", ["running", "queue", "delay store"])
 def test_a_message_with_a_stamp_is_revoked_by_it(on: tuple[str, Floor], place: str) -> None:
-    """That one and no other; what runs is ended where the pool can end it, and a solo worker hears it between two tasks."""
+    """Only messages with the stamp are revoked; a running one is ended if the pool can do that, on solo between two tasks."""
     pool, here = on
     stamp, options = f"stamp of {place}", {"countdown": 3600} if place == "delay store" else {}
     stamped: dict[str, Any] = {"stamped_headers": ["customer"], "customer": stamp, **options}
@@ -145,7 +145,7 @@ def test_a_task_that_waits_in_the_delay_store_is_revoked(on: tuple[str, Floor]) 
 
 @pytest.mark.parametrize("countdown", [0.5, 1.5])
 def test_a_countdown_is_kept(on: tuple[str, Floor], countdown: float) -> None:
-    """A short one in the worker, a longer one in the delay store; never early."""
+    """A short one waits in the worker, a longer one in the delay store; neither is early."""
     _, here = on
     sent = time.time()
     task_id = here.send("ok", countdown=countdown)
@@ -155,17 +155,17 @@ def test_a_countdown_is_kept(on: tuple[str, Floor], countdown: float) -> None:
 
 
 def test_a_limited_task_waits_for_its_tokens_and_runs_once(on: tuple[str, Floor]) -> None:
-    """Six messages of a task that may run four times a second: none is lost, none twice, none too soon."""
+    """Six messages of a task that may run four times a second: none is lost, runs twice, or is too early."""
     _, here = on
     ids = [here.send("limited") for _ in range(6)]
     here.all_ended(ids)
     moments = sorted(here.noted(task_id)[0]["at"] for task_id in ids)
     assert [len(here.noted(task_id)) for task_id in ids] == [1] * len(ids)
-    assert moments[-1] - moments[0] >= 1  # the first at once, then one in a quarter of a second
+    assert moments[-1] - moments[0] >= 1  # the first at once, then one each quarter of a second
 
 
 def test_a_limit_is_changed_by_remote_control(on: tuple[str, Floor]) -> None:
-    """A task that may run once an hour may run a thousand times a second from then on."""
+    """The limit of once an hour becomes a thousand a second, from then on."""
     _, here = on
     here.ended(here.send("hourly"), "succeeded")
     assert here.tell("rate_limit", "tests.support.control.control_app.hourly", "1000/s") == {
@@ -176,7 +176,7 @@ def test_a_limit_is_changed_by_remote_control(on: tuple[str, Floor]) -> None:
 
 
 def test_a_worker_prefetches_what_its_multiplier_says(on: tuple[str, Floor]) -> None:
-    """Four for each of two: no more than eight are held, and the rest is there for other workers."""
+    """Four for each of two places: at most eight are held, and the rest stays available to other workers."""
     pool, here = on
     here.waits_for_nothing()
     first = here.filled(places(pool), "window")
@@ -192,7 +192,7 @@ def test_a_worker_prefetches_what_its_multiplier_says(on: tuple[str, Floor]) -> 
     else:
         until(lambda: client.hlen("unacked") > 2 if pool in GREEN else client.hlen("unacked") == 8, what="the window to be used")
         here.ask("ping")
-        here.ask("stats")  # the loop has come round since
+        here.ask("stats")  # the loop has turned once since
         assert client.hlen("unacked") <= 8
     assert client.llen("celery") >= 32
     here.open("open window")
@@ -224,7 +224,7 @@ def test_a_pool_of_greenlets_grows_and_shrinks_while_it_works(on: tuple[str, Flo
 
 
 def test_a_queue_is_added_and_cancelled_while_messages_flow(on: tuple[str, Floor]) -> None:
-    """What was taken from the cancelled queue runs or goes back, what was not stays, and nothing runs twice."""
+    """Messages taken from the cancelled queue run or go back, the others stay, and nothing runs twice."""
     _, here = on
     sent: list[str] = []
 
@@ -253,9 +253,9 @@ def test_a_queue_is_added_and_cancelled_while_messages_flow(on: tuple[str, Floor
 
 
 def test_what_was_in_line_when_its_queue_was_cancelled_goes_back_in_its_order(on: tuple[str, Floor]) -> None:
-    """A solo worker has received a batch, and hears of it after the first of them: the rest lies in the queue as it did before."""
+    """A solo worker has received a batch, and reads the command after its first task: the rest goes back in its old order."""
     pool, here = on
-    if pool != "solo":  # the others hand over what they have received at once
+    if pool != "solo":  # the others give everything that they receive to the pool at once
         return
     here.tell("add_consumer", "line")
     until(lambda: "line" in {queue["name"] for queue in here.ask("active_queues")}, what="the queue to be consumed")
@@ -279,7 +279,7 @@ def test_what_was_in_line_when_its_queue_was_cancelled_goes_back_in_its_order(on
 
 
 def test_an_expired_message_does_not_run(on: tuple[str, Floor]) -> None:
-    """It is a death with reason `expired`, and its caller is told in Celery's words."""
+    """It dies with reason `expired`, and its caller gets Celery's own error."""
     _, here = on
     task_id = here.send("ok", expires=-1)
     assert here.ended(task_id, "dead_lettered").reason == "expired"
@@ -289,7 +289,7 @@ def test_an_expired_message_does_not_run(on: tuple[str, Floor]) -> None:
 
 
 def test_what_runs_is_finished_and_what_waits_goes_back_when_the_worker_is_told_to_stop(on: tuple[str, Floor]) -> None:
-    """A warm shutdown ends what has begun; the rest is in its queue again, in order, uncounted, and runs once elsewhere."""
+    """A warm shutdown finishes what has begun; the rest is in its queue again, in order and uncounted, and runs once elsewhere."""
     pool, here = on
     here.waits_for_nothing()
     gate = "warm"
@@ -303,7 +303,7 @@ def test_what_runs_is_finished_and_what_waits_goes_back_when_the_worker_is_told_
     here.all_ended(running)
     ended = [task_id for task_id in waiting if here.outcomes_of(task_id) == ["published", "succeeded"]]
     returned = [task_id for task_id in waiting if task_id not in ended]
-    assert len(ended) <= places(pool) * 4  # what the pool has been given is finished: no more than the worker's window
+    assert len(ended) <= places(pool) * 4  # tasks in the pool are finished: no more than the worker's window
     assert here.leftovers() == {"celery": len(returned)}
     assert waiting_ids(here, "celery") == returned
     here.start(pool=pool)

@@ -1,4 +1,4 @@
-"""Every reason of death, from its real cause, on every pool that Celery can meet it on: queue, reason, history, event, bytes."""
+"""Every reason of death, from its real cause, on every pool that can have it: queue, reason, history, event, bytes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BODY = base64.b64encode(b"[[], {}, {}]").decode()
 
 
 def message(body: str = BODY, content_type: str = "application/json", **headers: Any) -> bytes:
-    """A message as kombu publishes it, with whatever is wrong with it."""
+    """A message as kombu publishes it, with the given faults."""
     named = {"lang": "py", "task": "tests.support.apps.deaths.ok", "id": "no-uuid", **headers}
     properties = {"delivery_tag": "t", "body_encoding": "base64", "delivery_info": {"exchange": "", "routing_key": "q"}}
     parts = {"body": body, "content-type": content_type, "content-encoding": "utf-8"}
@@ -45,7 +45,7 @@ def encoded(text: str | bytes) -> str:
     return base64.b64encode(text.encode() if isinstance(text, str) else text).decode()
 
 
-#: What lies in a queue and cannot be run, and the reason of its death. The names are their queues.
+#: Messages that cannot run, each in a queue of its name, and the reason of its death.
 RAW: dict[str, tuple[bytes, str]] = {
     "garbage": (b"\xff\xfe\x00 garbage", "undecodable"),
     "empty": (b"", "undecodable"),
@@ -92,13 +92,13 @@ class Deaths(Shop):
 
 
 def on(*pools: str) -> list[Any]:
-    """These pools as parameters; each has a worker of its own, in one process of the test run."""
+    """These pools as parameters; each has its own worker, in one process of the test run."""
     return first_quick(pytest.param(pool, marks=pytest.mark.xdist_group(f"reasons-{pool}")) for pool in pools)
 
 
 @pytest.fixture(scope="module", params=on(*POOLS))
 def here(request: pytest.FixtureRequest) -> Iterator[Deaths]:
-    """One worker of each pool, to which everything happens."""
+    """One worker of each pool, on which all deaths happen."""
     with tempfile.TemporaryDirectory(prefix="rd-", ignore_cleanup_errors=True) as name:
         server = Server(Path(name), binaries()["valkey"]).start()
         queues = {queue: {"exchange": queue, "routing_key": queue} for queue in ("celery", "bounded")}
@@ -119,14 +119,14 @@ def letter_of(here: Deaths, task_id: str, queue: str = "DLQ.celery") -> dict[str
 
 
 def lives(here: Deaths) -> None:
-    """The worker still works."""
+    """Check that the worker still works."""
     here.ended(here.send("ok"), "succeeded")
     assert here.workers[0].process.poll() is None
 
 
 @pytest.mark.parametrize("name", list(RAW))
 def test_what_cannot_be_run_is_kept_with_its_bytes(here: Deaths, name: str) -> None:
-    """Celery would drop it, loop on it, or die of it. One letter, one death, and the bytes for a person to look at."""
+    """Celery would drop it, loop on it, or die of it. Here one death makes one dead letter, with the bytes for a person to read."""
     raw, reason = RAW[name]
     here.server.client.lpush(name, raw)
     (letter,) = until(lambda: here.letters(f"DLQ.{name}"), what=f"a letter; the worker says {here.workers[0].text[-2000:]}")
@@ -149,7 +149,7 @@ def test_what_cannot_be_run_is_kept_with_its_bytes(here: Deaths, name: str) -> N
 
 
 def died(here: Deaths, task_id: str, reason: str, *, attempts: int, queue: str = "celery") -> Envelope:
-    """Wait for its death: queue, reason, history and events are what one death after so many attempts leaves. Its envelope."""
+    """Wait for its death, and check queue, reason, history and events for so many attempts. Returns its envelope."""
     end = here.ended(task_id, "dead_lettered")
     assert (end.reason, end.queue, end.generation, len(here.runs(task_id))) == (reason, queue, 0, attempts)
     envelope = Envelope.of(letter_of(here, task_id, f"DLQ.{queue}")["headers"])
@@ -165,7 +165,7 @@ def died(here: Deaths, task_id: str, reason: str, *, attempts: int, queue: str =
 
 @pytest.mark.parametrize("how", list(PLAYED))
 def test_what_a_task_does_decides(here: Deaths, how: str) -> None:
-    """It runs as often as its reason allows, and its letter tells each attempt."""
+    """It runs as often as its reason allows, and its dead letter has each attempt."""
     reason, attempts = PLAYED[how]
     task_id = here.send("dies", how)
     envelope = died(here, task_id, reason, attempts=attempts)
@@ -175,25 +175,25 @@ def test_what_a_task_does_decides(here: Deaths, how: str) -> None:
 
 
 def test_a_message_too_old_for_its_next_delay_dies_of_age(here: Deaths) -> None:
-    """Before the delay that would pass `max_age`, not after it."""
+    """It dies before the delay that would exceed `max_age`, not after it."""
     task_id = here.send("dies", "fails", queue="aged")
     (death,) = died(here, task_id, "max_age", attempts=1, queue="aged").deaths
     assert "would pass max_age (60 s)" in death["detail"]
 
 
 def test_a_message_whose_time_is_over_dies_unrun(here: Deaths) -> None:
-    """The other ways of expiring have a module of their own."""
+    """`test_expiry.py` has the other ways to expire."""
     died(here, here.send("ok", countdown=3600, expires=0.1), "expired", attempts=0)
 
 
 def test_a_task_that_leaves_its_process_is_a_lost_worker(here: Deaths) -> None:
-    """`SystemExit` ends a pool's child, and would stop the worker where that is the worker's own process."""
+    """`SystemExit` ends a child of the pool; in a pool without children it would stop the worker."""
     died(here, here.send("dies", "exit"), "worker_lost", attempts=2)
     lives(here)
 
 
 def test_what_is_not_to_be_kept_is_discarded_with_its_reason(here: Deaths) -> None:
-    """Its producer said so: no letter, one event, and the log's line says what it died of."""
+    """Its producer asked for that: no dead letter, one event, and a log line that says what it died of."""
     task_id = here.send("dies", "fails", headers={"redelivery-dead-letter-eligible": False})
     end = here.ended(task_id, "discarded")
     assert (end.reason, end.queue, end.attempt, len(here.runs(task_id))) == ("not_eligible", "celery", 2, 2)
@@ -203,7 +203,7 @@ def test_what_is_not_to_be_kept_is_discarded_with_its_reason(here: Deaths) -> No
 
 
 def test_a_letter_that_an_operator_moves_dies_by_his_hand(here: Deaths) -> None:
-    """From one dead-letter queue to another: the next generation, dead; what it died of before stays in its history."""
+    """Moved from one dead-letter queue to another, it is the next generation, dead; its earlier death stays in the history."""
     task_id = here.send("dies", "gives up")
     died(here, task_id, "non_retryable", attempts=1)
     chosen = Filter(task_ids=frozenset({task_id}))
@@ -224,7 +224,7 @@ def test_a_letter_that_an_operator_moves_dies_by_his_hand(here: Deaths) -> None:
 
 @pytest.mark.parametrize("here", on("threads"), indirect=True)
 def test_a_task_that_dies_again_and_again_has_one_short_history(here: Deaths) -> None:
-    """Redriven 24 times, here and there: newest first, each kind counted once, the first as it was, and it does not grow."""
+    """After 24 redrives of two kinds: newest first, each kind counted once, the first unchanged, and the history does not grow."""
     task_id, transport, sizes = here.send("dies", "gives up"), here.app.redelivery.transport, []
     first = died(here, task_id, "non_retryable", attempts=1).first_death
     for generation in range(1, 25):
@@ -240,12 +240,12 @@ def test_a_task_that_dies_again_and_again_has_one_short_history(here: Deaths) ->
         assert (envelope.first_death, envelope.generation, envelope.attempt) == (first, generation, 1)
         assert len(envelope.attempts) == min(generation + 1, MAX_ATTEMPTS)
         sizes.append(len(json.dumps(letter)))
-    assert max(sizes[MAX_ATTEMPTS:]) - min(sizes[MAX_ATTEMPTS:]) < 100  # a digit more here and there
+    assert max(sizes[MAX_ATTEMPTS:]) - min(sizes[MAX_ATTEMPTS:]) < 100  # a few digits more
 
 
 @pytest.mark.parametrize("here", on("prefork"), indirect=True)
 def test_a_killed_child_is_a_lost_worker(here: Deaths) -> None:
-    """Only prefork has children. Counted by name; the caller is told."""
+    """Only prefork has children. The reason is counted, and the caller informed."""
     task_id = here.send("dies", "killed")
     died(here, task_id, "worker_lost", attempts=2)
     assert here.app.AsyncResult(task_id).state == "FAILURE"
@@ -254,13 +254,13 @@ def test_a_killed_child_is_a_lost_worker(here: Deaths) -> None:
 
 @pytest.mark.parametrize("here", on("prefork"), indirect=True)
 def test_a_hard_time_limit_is_one_death(here: Deaths) -> None:
-    """Only prefork has one. The pool reports the time-out and the lost child: one attempt each time, and one letter."""
+    """Only prefork has one. The pool reports the time-out and the lost child: one attempt each time, and one dead letter."""
     died(here, here.send("dies", "hangs", time_limit=1), "time_limit", attempts=2)
     lives(here)
 
 
 def test_a_queue_that_is_too_long_loses_its_oldest(here: Deaths) -> None:
-    """Pushed by a plain producer: the keeper's work, in any worker that knows the queue."""
+    """A plain producer pushed too many: the keeper, in any worker that knows the queue, evicts the oldest."""
     plain = Shop(here.server, here.folder, plain=True, module="tests.support.apps.deaths")
     ids = [plain.send("ok", queue="bounded") for _ in range(5)]
     for task_id in ids[:2]:

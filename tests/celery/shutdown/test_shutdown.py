@@ -1,4 +1,4 @@
-"""The ways in which a worker is stopped: warm, cold and soft. What was not finished goes back at once, and nothing is lost."""
+"""The ways to stop a worker: warm, cold and soft. Unfinished messages go back at once, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ HERE = pytest.mark.xdist_group("celery-shutdown")
 
 @pytest.fixture(scope="module")
 def here() -> Iterator[Floor]:
-    """A broker; each test starts its own worker on a queue of its own. A lease lasts so long that no recovery can help."""
+    """A broker; each test starts its own worker on its own queue. A lease lasts so long that no recovery can help."""
     with floor(settings={"lease": 600, "queues": {"#": {"redelivery_delay": 0.1}}}) as made:
         yield made
 
 
 def occupied(here: Floor, queue: str, *words: str) -> tuple[Worker, list[str], list[str]]:
-    """A worker with two tasks that run and six that wait in it, and four more in the queue."""
+    """A worker with two running tasks, six waiting in it, and four more in the queue."""
     worker = here.start("-Q", queue, *words)
     running = here.filled(2, queue, queue=queue)
     waiting = [here.send("holds", queue, queue=queue) for _ in range(10)]
@@ -39,12 +39,12 @@ def occupied(here: Floor, queue: str, *words: str) -> tuple[Worker, list[str], l
 
 
 def heard(worker: Worker, words: str) -> None:
-    """Wait until a worker says that it has heard a signal."""
+    """Wait until a worker logs that it got a signal."""
     until(lambda: words in worker.text or worker.process.poll() is not None, what=words)
 
 
 def all_are_back(here: Floor, queue: str, running: list[str], waiting: list[str]) -> None:
-    """Nothing is held; what ran is delivered again and says so; what only waited is as it was; either in its order."""
+    """Check that nothing is held. Tasks that ran are redelivered and marked, the others are unchanged; both are in order."""
     assert here.leftovers() == {}
     ids = waiting_ids(here, queue)
     assert sorted(ids) == sorted([*running, *waiting])
@@ -57,7 +57,7 @@ def all_are_back(here: Floor, queue: str, running: list[str], waiting: list[str]
 @HERE
 @pytest.mark.parametrize("signals", [("QUIT",), ("TERM", "QUIT")], ids=["quit", "term-then-quit"])
 def test_a_cold_shutdown_gives_everything_back(here: Floor, signals: tuple[str, ...]) -> None:
-    """What runs is ended and goes back as a suspect, at once and not when the lease ends; what waited is not counted."""
+    """Running tasks are ended and go back as suspects, at once and not when the lease ends; waiting ones are not counted."""
     queue = "-".join(signals)
     worker, running, waiting = occupied(here, queue)
     for name in signals:
@@ -76,7 +76,7 @@ def test_a_cold_shutdown_gives_everything_back(here: Floor, signals: tuple[str, 
 
 @HERE
 def test_sigterm_can_be_made_to_mean_a_cold_shutdown(here: Floor) -> None:
-    """`REMAP_SIGTERM=SIGQUIT`, as container platforms need it."""
+    """Container platforms need `REMAP_SIGTERM=SIGQUIT`."""
     here.variables = {"REMAP_SIGTERM": "SIGQUIT"}
     worker, running, waiting = occupied(here, "remapped")
     here.variables = {}
@@ -88,7 +88,7 @@ def test_sigterm_can_be_made_to_mean_a_cold_shutdown(here: Floor) -> None:
 
 @HERE
 def test_a_soft_shutdown_waits_for_what_can_end_in_time(here: Floor) -> None:
-    """`worker_soft_shutdown_timeout`: what ends meanwhile has succeeded; what does not is given back."""
+    """`worker_soft_shutdown_timeout`: tasks that end in this time have succeeded; the others are given back."""
     here.conf["worker_soft_shutdown_timeout"] = 4
     worker = here.start("-Q", "soft")
     del here.conf["worker_soft_shutdown_timeout"]
@@ -106,7 +106,7 @@ def test_a_soft_shutdown_waits_for_what_can_end_in_time(here: Floor) -> None:
 
 @HERE
 def test_a_warm_shutdown_gives_back_what_waits_for_a_moment_or_a_rate(here: Floor) -> None:
-    """A short countdown and a token are waited for in the worker: it does not wait for them when it stops."""
+    """A stopping worker does not wait for short countdowns and rate limits, which it keeps in memory."""
     worker = here.start("-Q", "moments")
     first, limited = here.send("hourly", queue="moments"), here.send("hourly", queue="moments")
     here.ended(first, "succeeded")
@@ -123,7 +123,7 @@ def test_a_warm_shutdown_gives_back_what_waits_for_a_moment_or_a_rate(here: Floo
 
 
 def scattered(here: Floor, queue: str) -> list[str]:
-    """The task ids in a queue, and of what comes back to it in a second: what the pool could not be given any more."""
+    """The task ids in a queue, and those that return to it within a second, because the pool took no more tasks."""
     later: Any = here.server.client.hvals(f"redelivery:delayed:messages:{queue}")
     return [*waiting_ids(here, queue), *(json.loads(raw)["headers"]["id"] for raw in later)]
 
@@ -131,7 +131,7 @@ def scattered(here: Floor, queue: str) -> list[str]:
 @HERE
 @pytest.mark.parametrize("pool", first_quick(["gevent", "eventlet"]))
 def test_a_cold_shutdown_ends_greenlets_and_does_not_take_them_for_done(here: Floor, pool: str) -> None:
-    """Celery reports a greenlet that it has ended as a success, and acknowledges its message: the task is lost there."""
+    """Celery reports an ended greenlet as a success and acknowledges its message, so the task would be lost."""
     if missing(pool):
         pytest.skip(missing(pool))
     worker = here.start("-Q", pool, pool=pool)
@@ -142,7 +142,7 @@ def test_a_cold_shutdown_ends_greenlets_and_does_not_take_them_for_done(here: Fl
     worker.process.wait(60)
     ended = {"succeeded", "dead_lettered", "discarded", "revoked"}
     assert [task_id for task_id in [*running, *waiting] if ended & set(here.outcomes_of(task_id))] == []
-    held: Any = here.server.client.hvals("unacked")  # what eventlet still begins while it stops is given back by its lease
+    held: Any = here.server.client.hvals("unacked")  # a task that eventlet still begins during the stop is given back by its lease
     assert len(held) <= (0 if pool == "gevent" else 1)
     for raw in held:
         waiting.remove(json.loads(raw)[0]["headers"]["id"])
@@ -153,7 +153,7 @@ def test_a_cold_shutdown_ends_greenlets_and_does_not_take_them_for_done(here: Fl
 
 @HERE
 def test_a_cold_shutdown_of_threads_takes_no_message_for_an_invalid_one(here: Floor) -> None:
-    """Celery #10490: the handler of the signal raises, out of the message that is just being received; that one was buried."""
+    """Celery #10490: the signal handler raises while a message is being received, and Celery took that message for invalid."""
     worker = here.start("-Q", "threads", pool="threads")
     running = here.filled(2, "threads", queue="threads")
     waiting = [here.send("holds", "threads", queue="threads") for _ in range(6)]
@@ -170,7 +170,7 @@ def test_a_cold_shutdown_of_threads_takes_no_message_for_an_invalid_one(here: Fl
 
 @HERE
 def test_a_cold_shutdown_ends_the_task_of_a_solo_worker(here: Floor) -> None:
-    """The worker ends in the middle of it, and gives it back, as a suspect; Celery's own fails the task, and acknowledges it."""
+    """The worker ends during the task and gives it back as a suspect; plain Celery fails the task and acknowledges it."""
     worker = here.start("-Q", "solo", pool="solo")
     running = here.filled(1, "solo", queue="solo")
     waiting = [here.send("holds", "solo", queue="solo") for _ in range(6)]
@@ -180,7 +180,7 @@ def test_a_cold_shutdown_ends_the_task_of_a_solo_worker(here: Floor) -> None:
 
 
 def test_each_pool_shuts_down_by_remote_control(on: tuple[str, Floor]) -> None:
-    """Warm, as if it had been sent SIGTERM: what runs is finished, what waits goes back; solo hears it between two tasks."""
+    """A warm stop, as by SIGTERM: running tasks finish, waiting ones go back; solo reads the command between two tasks."""
     pool, here = on
     here.waits_for_nothing()
     running = here.filled(places(pool), "remote")
@@ -200,14 +200,14 @@ def test_each_pool_shuts_down_by_remote_control(on: tuple[str, Floor]) -> None:
     here.server.client.delete("celery")
 
 
-#: What a worker says when a soft shutdown is over: on most pools Celery's own raises there.
+#: What a worker logs when a soft shutdown is over: on most pools Celery's own raises there.
 OVER = ("Cold shutdown", "Unrecoverable error", "worker.terminated")
 
 
 def softly(here: Floor, pool: str) -> list[int]:
-    """How often each of two tasks ended (one on solo) in a soft shutdown by SIGTERM: one could in time, the other when it was over.
+    """How often each of two tasks (one on solo) ended in a soft shutdown by SIGTERM: the first can end in time, the second cannot.
 
-    On prefork the other one has no end: it is ended.
+    On prefork the second has no end, because it is killed.
     """
     conf, variables = dict(here.conf), dict(here.variables)
     here.conf["worker_soft_shutdown_timeout"], here.variables["REMAP_SIGTERM"] = 4 if pool == "prefork" else 1, "SIGQUIT"
@@ -235,8 +235,8 @@ def softly(here: Floor, pool: str) -> list[int]:
 def test_a_soft_shutdown_is_celerys_on_each_pool(floors: Floors, pool: str) -> None:
     """`worker_soft_shutdown_timeout` and `REMAP_SIGTERM`: the same tasks end as on a plain worker, and ours loses no other.
 
-    Celery waits inside a signal's handler: processes and threads run on meanwhile, a solo worker's own task does not, and the loops
-    of greenlets refuse, so that their workers end when all that runs has ended.
+    Celery waits inside a signal handler. Meanwhile processes and threads go on, but a solo worker's own task does not. The event
+    loops of greenlets refuse to wait there, so their workers end when all running tasks have ended.
     """
     with floor(plain=True, conf={"task_acks_late": True, "task_reject_on_worker_lost": True}) as there:
         plain = softly(there, pool)

@@ -1,4 +1,4 @@
-"""Each way in which a stop could hang, or run a task again: what a signal interrupts is finished, or known not to have begun."""
+"""Each way in which a stop could hang or run a task again: what a signal interrupts is finished, or known not to have begun."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     from tests.support.rabbit import Rabbit
     from tests.support.running import Worker
 
-#: More than a pipe holds, so that it is written in pieces.
+#: More bytes than fit into a pipe, so that they are written in pieces.
 LARGE = "x" * 1_500_000
 SIGNALS = {"quit": (signal.SIGQUIT,), "int-twice": (signal.SIGINT, signal.SIGINT), "term-quit": (signal.SIGTERM, signal.SIGQUIT)}
-#: What a worker says when it has heard the first of two, and the last.
+#: What a worker logs when it gets the first of two signals, and the last.
 HEARD = {signal.SIGTERM: "Warm shutdown", signal.SIGINT: "will initiate cold shutdown"}
 COLD = "will terminate all running tasks"
 
 
 def told(worker: Worker, signals: tuple[signal.Signals, ...]) -> None:
-    """Send these, each when the one before is heard."""
+    """Send these signals, each after the worker has logged the one before."""
     for at, number in enumerate(signals):
         worker.process.send_signal(number)
         words = COLD if at == len(signals) - 1 else HEARD[number]
@@ -41,7 +41,7 @@ def told(worker: Worker, signals: tuple[signal.Signals, ...]) -> None:
 
 
 def test_a_worker_whose_pool_has_ended_tells_the_broker_what_it_could_not_tell_before(shop: Callable[..., Shop]) -> None:
-    """The broker is away while one worker of several stops: what has ended there does not run again."""
+    """The broker is away while one of several workers stops: tasks that have ended there do not run again."""
     here = shop()
     here.server.keep_everything()
     workers = [here.start(concurrency=1) for _ in range(3)]
@@ -66,7 +66,7 @@ def test_a_worker_whose_pool_has_ended_tells_the_broker_what_it_could_not_tell_b
 def test_a_task_that_is_half_written_to_its_child_goes_back(
     shop: Callable[..., Shop], signals: tuple[signal.Signals, ...], goes_on: bool
 ) -> None:
-    """Its child stands still, so that its pipe is full: it has not begun, and another worker runs it, as its first attempt."""
+    """Its child stands still, so its pipe is full: the task has not begun, and another worker runs it as its first attempt."""
     here = shop()
     worker = here.start(concurrency=1)
     before = here.send("ok")
@@ -87,7 +87,7 @@ def test_a_task_that_is_half_written_to_its_child_goes_back(
 
 
 def test_a_task_that_has_begun_unheard_is_ended(shop: Callable[..., Shop]) -> None:
-    """The main process is busy when the signal comes, and knows nothing of the task, which would run for an hour."""
+    """The main process is busy when the signal comes, and has not read that the task began, which would run for an hour."""
     here = shop()
     task_id = here.send("naps", 3600)
     here.send("follows", "nobody")
@@ -100,7 +100,7 @@ def test_a_task_that_has_begun_unheard_is_ended(shop: Callable[..., Shop]) -> No
 
 
 def test_a_child_that_does_not_end_when_it_is_told_to_is_killed(shop: Callable[..., Shop]) -> None:
-    """It stands still in the middle of its task; Celery would wait for it."""
+    """The child is stopped in the middle of its task; Celery would wait for it."""
     here = shop()
     worker = here.start(concurrency=1)
     task_id = here.send("naps", 3600)
@@ -114,7 +114,7 @@ def test_a_child_that_does_not_end_when_it_is_told_to_is_killed(shop: Callable[.
 
 @pytest.mark.parametrize("kind", ["classic", "quorum"])
 def test_what_ends_just_after_a_cold_shutdown_of_threads_does_not_run_again(rabbit: Rabbit, folder: Path, kind: str) -> None:
-    """RabbitMQ hands over again whatever is not acknowledged when the connection is closed: a worker waits for a moment."""
+    """RabbitMQ redelivers everything that is unacknowledged when the connection closes, so a worker waits for a moment."""
     conf = {"task_default_queue_type": kind, "task_create_missing_queue_type": kind}
     here = Shop(cast("Any", rabbit), folder, conf=conf)
     try:
@@ -131,7 +131,7 @@ def test_what_ends_just_after_a_cold_shutdown_of_threads_does_not_run_again(rabb
 
 @pytest.mark.parametrize("pool", [pool_param(pool) for pool in POOLS])
 def test_a_signal_in_the_middle_of_a_question_about_a_start_holds_nobody_up(rabbit: Rabbit, folder: Path, pool: str) -> None:
-    """With the lock of that connection taken: a handler that talked to the broker would be given the next message there."""
+    """The lock of that connection is held then; a handler that talked to the broker would receive the next message there."""
     here = Shop(cast("Any", rabbit), folder, module="tests.support.stops.interrupted_shop")
     try:
         suspect = {HEADER: Envelope(delivery=1, suspect=True).to_header()}
@@ -152,7 +152,7 @@ def test_a_signal_in_the_middle_of_a_question_about_a_start_holds_nobody_up(rabb
 def test_a_celery_that_a_stop_does_not_know_stops_as_its_own_does_and_a_line_says_so(
     shop: Callable[..., Shop], part: str, signals: tuple[signal.Signals, ...], pool: str
 ) -> None:
-    """A task of an hour is ended in a process; a thread ends by itself, or with its process, and the next worker has its task."""
+    """In a process, a task of an hour is ended; a thread ends by itself or with its process, and the next worker has its task."""
     here = shop(module="tests.support.stops.unrecognised_shop", conf={"unrecognised": part})
     worker = here.start(pool=pool)
     task_id = str(here.app.send_task("tests.support.shop.naps", (3600 if pool == "prefork" else 5,)).id)
@@ -172,7 +172,7 @@ def test_a_celery_that_a_stop_does_not_know_stops_as_its_own_does_and_a_line_say
 
 @pytest.mark.parametrize("pool", POOLS)
 def test_a_signal_in_the_middle_of_another_ones_handler_holds_nobody_up(shop: Callable[..., Shop], pool: str) -> None:
-    """Celery's handler holds a lock while it looks for who is to be told: the second one asks for the same lock."""
+    """Celery's handler holds a lock while it looks up its receivers, and the second handler needs the same lock."""
     here = shop(module="tests.support.stops.impatient_shop")
     worker = here.start(pool=pool)
     worker.process.send_signal(signal.SIGINT)
@@ -182,7 +182,7 @@ def test_a_signal_in_the_middle_of_another_ones_handler_holds_nobody_up(shop: Ca
 
 
 def test_what_is_received_after_a_cold_shutdown_has_begun_is_not_begun(rabbit: Rabbit, folder: Path) -> None:
-    """It was read together with the message in whose middle the signal comes, and takes none of the stop's time."""
+    """It was read together with the message that the signal interrupted, and must not use the time of the stop."""
     here = Shop(cast("Any", rabbit), folder)
     try:
         here.send("follows", "nobody")
@@ -199,7 +199,7 @@ def test_what_is_received_after_a_cold_shutdown_has_begun_is_not_begun(rabbit: R
         here.stop()
 
 
-#: What comes before each process that is held: its end is near, and it has a child.
+#: What must happen before a process is held: its end has begun, and it has a child.
 HELD = """
 import logging, os, signal, subprocess, sys, time
 from redelivery.middleware.worker.pool_patches import last_resort
@@ -214,7 +214,7 @@ made.ask(0.1)
 made.ask(0.1)
 time.sleep(3600)
 """
-#: Nobody reads the log, and whoever writes to it holds its lock.
+#: Nobody reads the log, and a thread that writes to it holds its lock.
 FULL = """
 logging.basicConfig()
 made.ask(0.1)
@@ -230,7 +230,7 @@ child.kill()
 
 
 def test_a_process_that_is_held_by_something_else_ends_itself() -> None:
-    """Its children end with it, and it says where it was held."""
+    """Its children end with it, and it logs where it was held."""
     done = subprocess.run([sys.executable, "-c", HELD + STUCK], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
     assert "stop.overdue" in done.stdout + done.stderr
@@ -238,7 +238,7 @@ def test_a_process_that_is_held_by_something_else_ends_itself() -> None:
 
 
 def test_a_process_that_is_held_by_its_own_log_ends_itself() -> None:
-    """The pipe of its log is full, and the main thread holds the lock of the handler that writes there."""
+    """The log's pipe is full, and the main thread holds the lock of the handler that writes there."""
     told = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen([sys.executable, "-c", HELD + FULL], cwd=ROOT, **told) as process:  # type: ignore[call-overload]
         try:
@@ -250,20 +250,20 @@ def test_a_process_that_is_held_by_its_own_log_ends_itself() -> None:
 
 
 def test_a_process_that_has_stopped_may_take_its_time() -> None:
-    """It holds nothing any more: threads that run on are its own."""
+    """It holds no messages any more, so its remaining threads do no harm."""
     done = subprocess.run([sys.executable, "-c", HELD + STOPPED], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
 
 def assert_gone(pid: int) -> None:
-    """There is no such process, or soon will not be."""
+    """Check that the process is gone, or soon will be."""
     with pytest.raises(ProcessLookupError):
         until(lambda: os.kill(pid, 0), 10)
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_what_a_worker_holds_is_anothers_though_a_hook_holds_its_main_thread(shop: Callable[..., Shop], pool: str) -> None:
-    """Its lease would be renewed for ever: it ends itself, with whatever runs in it, and another worker takes over."""
+    """Its lease would be renewed for ever. So it ends itself with its running tasks, and another worker takes over."""
     here = shop(
         settings={"lease": 2.0, "queues": {"#": {"redelivery_delay": 0}}},
         conf={"last": 1.0},
@@ -285,7 +285,7 @@ def test_what_a_worker_holds_is_anothers_though_a_hook_holds_its_main_thread(sho
 def test_a_worker_whose_output_nobody_reads_stops(
     shop: Callable[..., Shop], signals: tuple[signal.Signals, ...], pool: str
 ) -> None:
-    """Celery's handlers of signals write to a pipe that is full, before they do anything else."""
+    """Celery's signal handlers write to a full pipe before they do anything else."""
     here = shop()
     reads, writes = os.pipe()
     worker = here.start("--logfile", str(here.folder / "celery.log"), pool=pool, out=writes)

@@ -1,1 +1,1 @@
-"""Tests of applications that begin to use ours, and of plain workers beside it."""
+"""Tests of applications that begin to use redelivery, and of plain workers beside it."""

@@ -1,4 +1,4 @@
-"""Adoption: what an app says explicitly is told from Celery's defaults; what will change is listed; what cannot be is refused."""
+"""Adoption: explicit options are told from Celery's defaults, coming changes are listed, and contradictions are refused."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def nothing() -> Callable[[], None]:
 
 
 def finished(app: Celery, name: str = "t") -> Any:
-    """A task of an app whose tasks are all there."""
+    """An app whose tasks are all bound."""
     app.finalize(auto=True)
     return app.tasks[name]
 
@@ -55,7 +55,7 @@ def finished(app: Celery, name: str = "t") -> Any:
     ],
 )
 def test_what_a_crash_does_to_a_task_is_said_as_the_broker_has_it(broker: str, told: str) -> None:
-    """Where the broker forgets what it hands over, late acknowledgement does not bring it back."""
+    """If the broker forgets a message when it delivers it, late acknowledgement cannot bring the message back."""
     app = make(broker)
     app.task(shared=False, name="t")(nothing())
     finished(app)
@@ -65,7 +65,7 @@ def test_what_a_crash_does_to_a_task_is_said_as_the_broker_has_it(broker: str, t
 
 @pytest.mark.parametrize("said", [True, False])
 def test_what_a_task_says_is_told_from_what_celery_writes_into_it(*, said: bool) -> None:
-    """An option, an attribute of a base and an annotation are words; a default that Celery copied is none."""
+    """An option, an attribute of a base and an annotation are explicit; a default that Celery copied is not."""
     app = make(task_annotations={"annotated": {"acks_late": said}})
     base = type("Base", (Task,), {"abstract": True, "acks_late": said})
     app.task(shared=False, name="t")(nothing())
@@ -78,7 +78,7 @@ def test_what_a_task_says_is_told_from_what_celery_writes_into_it(*, said: bool)
 
 
 def test_tasks_that_were_bound_before_redelivery_are_settled_all_the_same() -> None:
-    """Finalising the app first changes nothing: Celery's copied default is still no word of the task's."""
+    """If the app was finalised first, a default that Celery has copied to a task is still not explicit."""
     app = make()
     app.task(shared=False, name="t")(nothing())
     app.task(shared=False, name="early", acks_late=False)(nothing())
@@ -92,7 +92,7 @@ def test_tasks_that_were_bound_before_redelivery_are_settled_all_the_same() -> N
 
 
 def test_what_an_app_says_wins_over_our_needs() -> None:
-    """`task_acks_late=False` from a configuration object, with a namespace, in old and in new notation."""
+    """`task_acks_late=False` is found in a configuration object, with a namespace, and in old and new setting names."""
     settings = types.SimpleNamespace(CELERY_TASK_ACKS_LATE=False)
     spaced, plain, old = make(), make(), make()
     spaced.config_from_object(settings, namespace="CELERY")
@@ -108,7 +108,7 @@ def test_what_an_app_says_wins_over_our_needs() -> None:
 
 
 def test_redelivery_configures_and_finalises_nothing() -> None:
-    """Whatever comes later, configuration included, still counts."""
+    """Configuration that comes later still counts."""
     app = Celery("lazy", broker="redis://localhost:1/0", set_as_current=False)
     install = Redelivery(app)
     assert not app.configured
@@ -176,14 +176,14 @@ def test_an_option_of_a_task_is_refused_as_the_setting_is_but_where_the_task_is_
 
 
 def test_an_observing_worker_refuses_no_setting_of_celerys() -> None:
-    """It changes nothing, so nothing contradicts it, but a broker on which it cannot record."""
+    """It changes nothing, so nothing contradicts it, except a broker on which it cannot record."""
     app = make(task_reject_on_worker_lost=False, task_acks_on_failure_or_timeout=False)
     assert contradictions(Redelivery(app, mode="observe")) == []
     assert "is not supported by redelivery" in contradictions(Redelivery(make(broker="qpid://"), mode="observe"))[0]
 
 
 def test_a_worker_says_each_contradiction_in_one_line_and_ends_with_1(shop: Callable[..., Shop]) -> None:
-    """No traceback; what waits in the queue stays there."""
+    """There is no traceback, and the messages in the queue stay there."""
     here = shop(conf={"task_reject_on_worker_lost": False, "task_protocol": 1})
     here.server.client.lpush("celery", b"waits")
     worker = here.start(wait=False)
@@ -214,12 +214,12 @@ def install() -> Redelivery:
 
 
 def changes(install: Redelivery) -> dict[str, Change]:
-    """By the task's name."""
+    """The listed changes, by the task's name."""
     return {change.task: change for change in adoption_of(install).changes}
 
 
 def test_each_task_is_listed_with_what_will_change(install: Redelivery) -> None:
-    """Celery's own tasks are not."""
+    """Celery's own tasks are not listed."""
     found = changes(install)
     assert sorted(found) == ["auto", "early", "endless", "off", "plain", "routed", "timed"]
     assert found["plain"].acks_late == (False, True)
@@ -243,12 +243,12 @@ def test_each_task_is_listed_with_what_will_change(install: Redelivery) -> None:
     ],
 )
 def test_what_a_person_must_look_at_is_said(install: Redelivery, task: str, words: str) -> None:
-    """In a sentence, at the task."""
+    """Each task has a sentence about what a person must check."""
     assert any(words in line for line in changes(install)[task].look_at)
 
 
 def test_nothing_changes_where_redelivery_only_observes() -> None:
-    """Then and now are the same."""
+    """The values before and after are equal."""
     app = make()
     app.task(shared=False, name="t")(nothing())
     found = changes(Redelivery(app, mode="observe"))["t"]
@@ -274,7 +274,7 @@ def mail(): ...
 
 
 def adopt(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """`redelivery adopt` on an app, as a user runs it; no broker is there."""
+    """`redelivery adopt` on an app, as a user runs it; no broker is running."""
     (folder / "adopt_me.py").write_text(APP)
     command = [sys.executable, "-m", "redelivery", "-A", "adopt_me", "adopt", *words]
     return subprocess.run(command, cwd=folder, env={"PYTHONPATH": f"{folder}:{ROOT}"}, capture_output=True, text=True, check=True)

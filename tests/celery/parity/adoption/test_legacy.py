@@ -1,4 +1,4 @@
-"""An application of 24 tasks, with Django, canvas and base classes of its own: its tests pass as they are, with two lines added."""
+"""An application of 24 tasks, with Django, canvas and base classes of its own: its unchanged tests pass with two lines added."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TESTS = 29
 
 @pytest.mark.parametrize("redelivery", [pytest.param("", id="plain", marks=FULL), pytest.param("1", id="with two lines")])
 def test_the_applications_own_tests_pass(tmp_path: Path, redelivery: str) -> None:
-    """By a real worker; the plain run proves that the tests are Celery's truth, not ours."""
+    """They run with a real worker, also without redelivery, which proves that they test Celery's behaviour and not ours."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST", "REDELIVERY_", "STORE_"))}
     log = tmp_path / "worker.log"
     environment |= {"STORE_REDELIVERY": redelivery, "STORE_LOG": str(log), "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
@@ -35,7 +35,7 @@ def test_the_applications_own_tests_pass(tmp_path: Path, redelivery: str) -> Non
 
 
 def test_the_two_lines_are_all_that_is_added() -> None:
-    """Nothing else in the application's folder speaks of redelivery."""
+    """No other line in the application's folder mentions redelivery."""
     said = [line.strip() for path in LEGACY.rglob("*.py") for line in path.read_text().splitlines() if "edelivery" in line]
     code = [line for line in said if not line.startswith(('"""', "if ", "With "))]
     assert len(code) == 2, code

@@ -1,4 +1,4 @@
-"""Plain Celery beside ours on one broker, and another version of ours: they share queues, and none harms another's messages."""
+"""Plain Celery and another version of redelivery on our broker: they share queues, and none harms another's messages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.xdist_group("neighbours")
 
 SETTINGS = {"queues": {"#": {"redelivery_delay": 0.1, "max_delivery_attempts": 3}}}
-#: What a version to come may write: its number, a field of its own, and one more in what we know.
+#: What a future version may write: its number, a field of its own, and one more entry in a field that we know.
 NEWER = {"version": 7, "lane": {"name": "fast", "since": [1, 2]}, "attempt": 1, "delivery": 1, "generation": 0, "first_seen": 5}
 
 
@@ -48,7 +48,7 @@ def plain(ours: Shop) -> Iterator[Shop]:
 
 
 def taken(shop: Shop, task: str, *args: Any) -> dict[str, Any]:
-    """A message as this shop's producer publishes it, before anybody has received it."""
+    """A message as this shop's producer publishes it, before any worker has received it."""
     shop.send(task, *args, queue="nobody")
     return opened(shop.server.client.rpop("nobody"))
 
@@ -70,7 +70,7 @@ def swept(shop: Shop) -> None:
 
 
 def test_two_kinds_of_workers_and_of_producers_share_a_queue(ours: Shop, plain: Shop) -> None:
-    """Each task runs once, whoever published it and whoever took it; each kind of worker runs tasks of either kind of producer."""
+    """Each task runs once, whoever published it and whoever took it; each kind of worker runs tasks of each kind of producer."""
     by_us: set[str] = set()
     by_them: set[str] = set()
     here: set[str] = set()
@@ -91,7 +91,7 @@ def test_two_kinds_of_workers_and_of_producers_share_a_queue(ours: Shop, plain: 
 
 
 def test_a_redelivery_of_ours_is_a_retry_to_a_plain_worker(ours: Shop, plain: Shop) -> None:
-    """It runs it, knows that it is redelivered, and counts its attempts as Celery does; the history in the header harms nothing."""
+    """The plain worker runs it, sees that it is redelivered, and counts its attempts as Celery does; our header does no harm."""
     message = taken(ours, "ok")
     attempt = Attempt(at_ms=1, worker="w", exception="ValueError: no", delay_ms=100)
     again = redelivered(message, "theirs", seen_ms=1, attempt=attempt, due_ms=1_700_000_000_000)
@@ -122,7 +122,7 @@ def test_what_a_dead_plain_worker_held_is_run_by_ours(ours: Shop) -> None:
         assert held is not None
         [tag] = [each for each, value in client.hgetall("unacked").items() if task_id.encode() in value]
         raw, _exchange, _routing_key = json.loads(client.hget("unacked", tag))
-        client.hset("unacked", tag, json.dumps([raw, "", "ours"]))  # as though it had been taken from a queue that we consume
+        client.hset("unacked", tag, json.dumps([raw, "", "ours"]))  # as if it had been taken from a queue that we consume
         channel.qos._delivered.clear()  # it dies: nothing is given back on the way out
         connection.collect()
     swept(ours)
@@ -130,7 +130,7 @@ def test_what_a_dead_plain_worker_held_is_run_by_ours(ours: Shop) -> None:
 
 
 def test_a_plain_workers_sweep_leaves_alone_what_ours_holds(ours: Shop) -> None:
-    """However long it runs, and however short their visibility timeout: it is delivered once."""
+    """It is delivered once, however long it runs, and however short the plain worker's visibility timeout is."""
     task_id = ours.send("naps", 1.5, queue="ours")
     until(lambda: ours.runs(task_id))
     for _ in range(5):
@@ -141,7 +141,7 @@ def test_a_plain_workers_sweep_leaves_alone_what_ours_holds(ours: Shop) -> None:
 
 
 def test_a_failure_on_a_plain_worker_is_celerys_own(ours: Shop, plain: Shop) -> None:
-    """It has no policy of ours and records nothing: the task ends there, and our books keep its life open."""
+    """The plain worker has no policy of ours and records nothing: the task ends there, and its life stays open in our books."""
     task_id = ours.send("fails", queue="theirs")
     until(lambda: plain.runs(task_id))
     until(lambda: task_id in plain.workers[0].text and "raised unexpected" in plain.workers[0].text)
@@ -151,13 +151,13 @@ def test_a_failure_on_a_plain_worker_is_celerys_own(ours: Shop, plain: Shop) -> 
 
 @pytest.mark.usefixtures("ours")
 def test_remote_control_reaches_both(plain: Shop) -> None:
-    """One ping, one answer from each."""
+    """One ping gets one answer from each worker."""
     answered = plain.app.control.ping(limit=2, timeout=60)
     assert sorted(name for reply in answered for name in reply) == ["plain@shop", "w0@shop"]
 
 
 def test_what_a_newer_version_wrote_is_kept_through_a_death(ours: Shop) -> None:
-    """A worker of this version redelivers and buries a newer version's message: its fields and its number are there afterwards."""
+    """A worker of this version redelivers and dead-letters a newer version's message: its fields and its number stay."""
     task_id = put(ours, "ours", taken(ours, "fails"), **NEWER)
     ours.ended(task_id, "dead_lettered")
     [letter] = [each for each in ours.letters("DLQ.ours") if each["headers"]["id"] == task_id]
@@ -168,7 +168,7 @@ def test_what_a_newer_version_wrote_is_kept_through_a_death(ours: Shop) -> None:
 
 
 def test_what_an_older_version_wrote_is_read(ours: Shop) -> None:
-    """Without a number, without what later versions write: its attempts count on."""
+    """It has no number and lacks newer fields: its attempts count on."""
     task_id = put(ours, "ours", taken(ours, "fails"), attempt=2, first_seen=5)
     event = ours.ended(task_id, "dead_lettered")
     assert (event.attempt, event.reason, len(ours.runs(task_id))) == (3, "exhausted", 1)
@@ -176,6 +176,6 @@ def test_what_an_older_version_wrote_is_read(ours: Shop) -> None:
 
 @pytest.mark.parametrize("version", [None, 0, "2", -1, 1.5, True])
 def test_a_version_that_is_none_counts_as_ours(version: object) -> None:
-    """Whoever wrote it, the header is read, and written as ours."""
+    """A header with an invalid version is read, and written again as ours."""
     header = Envelope.of({HEADER: {"version": version, "attempt": 4}}).to_header()
     assert (header["version"], header["attempt"]) == (1, 4)

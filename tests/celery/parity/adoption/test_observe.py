@@ -1,4 +1,4 @@
-"""`mode="observe"`: a worker that is plain Celery in all it does, and writes down what happened and what it would have decided."""
+"""`mode="observe"`: the worker behaves like plain Celery, records what happened, and logs what it would have decided."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ STORIES: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
     "is expired": ("ok", (), {"expires": -1}),
     "is unknown": ("nobody", (), {}),
 }
-#: Events that stand for what Celery did, beside `published` and what its own `retry` publishes.
+#: Events that describe what Celery did, beside `published` and the new messages of its own `retry`.
 ENDS = {
     "succeeds": ("succeeded", ""),
     "fails": ("discarded", "exhausted"),
@@ -65,7 +65,7 @@ UNSTORED = {"ignores", "is unknown", *(("rejects",) if celery.VERSION < (5, 7) e
 
 @pytest.fixture(scope="module")
 def sides() -> Iterator[dict[str, Any]]:
-    """A plain worker and an observing one, each with a broker of its own, and every story told on both."""
+    """A plain worker and an observing one, each with its own broker; every task is published on both."""
     with tempfile.TemporaryDirectory(prefix="rd-", ignore_cleanup_errors=True) as name:
         shops, ids = {}, {}
         servers = []
@@ -77,7 +77,7 @@ def sides() -> Iterator[dict[str, Any]]:
             shops[side] = Shop(servers[-1], folder, backend=True, conf={"worker_lost_wait": 1}, **options)
         try:
             for side, shop in shops.items():
-                # One process: with several, a retry may end before the attempt that asked for it has stored its state.
+                # One process: with more, a retry may end before the attempt that asked for it has stored its state.
                 shop.start(concurrency=1)
                 sent = {story: shop.send(task, *args, **dict(options)) for story, (task, args, options) in STORIES.items()}
                 ids[side] = sent
@@ -111,7 +111,7 @@ def test_an_observed_worker_does_what_a_plain_one_does(sides: dict[str, Any], st
 
 
 def test_nothing_is_left_on_the_broker_that_a_plain_worker_does_not_leave(sides: dict[str, Any]) -> None:
-    """No dead letters, no delay store, no lease: the outcome log alone, and what keeps it."""
+    """No dead letters, no delay store, no lease: only the outcome log and the keys that maintain it."""
     observed, plain = sides["shops"]["observed"], sides["shops"]["plain"]
     for story in STORIES:
         observed.ended(sides["ids"]["observed"][story], ENDS[story][0])
@@ -149,7 +149,7 @@ def test_the_decision_that_would_be_taken_is_logged(sides: dict[str, Any], story
 
 
 def test_the_start_up_line_says_that_nothing_is_changed(sides: dict[str, Any]) -> None:
-    """Whoever reads it knows in which mode the worker is."""
+    """The line names the mode."""
     line = next(line for line in sides["shops"]["observed"].workers[0].text.splitlines() if "event=worker.started" in line)
     assert "mode=observe" in line
     assert "received_by=kombu" in line
@@ -157,7 +157,7 @@ def test_the_start_up_line_says_that_nothing_is_changed(sides: dict[str, Any]) -
 
 
 def test_the_mode_may_be_given_to_redelivery_itself() -> None:
-    """It beats the settings; a mode that nobody knows is refused."""
+    """The argument wins over the settings; an unknown mode is refused."""
     given = Redelivery(Celery("given", set_as_current=False), {"lease": 5}, mode="observe")
     assert (given.settings.mode, given.settings.lease, given.enforces) == ("observe", 5.0, False)
     with pytest.raises(ConfigurationError, match="mode must be 'enforce' or 'observe'"):

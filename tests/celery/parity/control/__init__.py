@@ -1,1 +1,1 @@
-"""Tests of what watches and commands a worker."""
+"""Tests of tools that watch or command a worker."""

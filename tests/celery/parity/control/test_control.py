@@ -1,4 +1,4 @@
-"""`inspect` and `control` on a real worker: what it says of itself, and what it can be told while it works."""
+"""`inspect` and `control` on a real worker: what it reports, and what it can be told while it works."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_what_runs_and_what_waits_is_listed_with_its_arguments(here: Floor) -> N
 
 
 def test_the_pool_grows_and_shrinks_while_it_works(here: Floor) -> None:
-    """A third place is taken at once, with its share of the window; afterwards there are two again, and nothing is lost."""
+    """A third task begins at once, and the prefetch window grows; afterwards there are two places again, and nothing is lost."""
     running = here.filled(2, "grown")
     third, rest = here.send("holds", "grown"), [here.send("holds", "grown") for _ in range(20)]
     assert here.tell("pool_grow", 1) == {"ok": "pool will grow"}
@@ -75,14 +75,14 @@ def test_the_pool_grows_and_shrinks_while_it_works(here: Floor) -> None:
     until(lambda: here.server.client.hlen("unacked") == 12, what="the window to grow")
     here.open("grown")
     here.all_ended([*running, third, *rest])
-    until(lambda: here.tell("pool_shrink", 1) == {"ok": "pool will shrink"}, what="a place to be free")  # Celery refuses before
+    until(lambda: here.tell("pool_shrink", 1) == {"ok": "pool will shrink"}, what="a place to be free")  # Celery refuses until then
     until(lambda: here.ask("stats")["prefetch_count"] == 8, what="the window to shrink")
     until(lambda: len(here.ask("stats")["pool"]["processes"]) == 2, what="two processes")
     here.ran_once([*running, third, *rest])
 
 
 def test_the_pool_is_restarted_while_it_works(here: Floor) -> None:
-    """`pool_restart`: what runs is finished, what waits is run by the processes that follow, and nothing runs twice."""
+    """`pool_restart`: running tasks end, waiting ones run in the new processes, and nothing runs twice."""
     running = here.filled(2, "restarted")
     waiting = [here.send("ok") for _ in range(20)]
     assert here.tell("pool_restart") == {"ok": "reload started"}
@@ -95,7 +95,7 @@ def test_the_pool_is_restarted_while_it_works(here: Floor) -> None:
 
 
 def test_events_are_sent_while_they_are_enabled(here: Floor) -> None:
-    """`disable_events` and `enable_events`: the tasks between the two are run and recorded, and not told of."""
+    """With `disable_events`, tasks run and are recorded, but send no events until `enable_events`."""
     watcher = Watcher(here)
     until(lambda: here.tell("heartbeat") is None and watcher.events, what="the watcher to hear")
     assert here.tell("enable_events") == {"ok": "task events enabled"}
@@ -111,7 +111,7 @@ def test_events_are_sent_while_they_are_enabled(here: Floor) -> None:
 
 
 def test_a_queue_is_added_and_cancelled_under_load(here: Floor) -> None:
-    """Messages flow on both queues meanwhile; what was taken from the cancelled one runs or goes back, what was not stays."""
+    """Both queues have messages meanwhile. Messages taken from the cancelled queue run or go back; the others stay there."""
     sent: list[str] = []
 
     def load(count: int) -> None:
@@ -120,7 +120,7 @@ def test_a_queue_is_added_and_cancelled_under_load(here: Floor) -> None:
 
     load(10)
     assert here.tell("add_consumer", "extra") == {"ok": "add consumer extra"}
-    # Celery answers before it does it, and what it has put off is done in no order: a cancellation could come first.
+    # Celery answers before it acts, and carries out such commands in no order: a cancellation could come first.
     until(lambda: "extra" in {queue["name"] for queue in here.ask("active_queues")}, what="the queue to be consumed")
     load(30)
     assert here.tell("cancel_consumer", "extra") == {"ok": "no longer consuming from extra"}
@@ -141,7 +141,7 @@ def test_a_queue_is_added_and_cancelled_under_load(here: Floor) -> None:
 
 
 def test_time_limits_are_taken_and_hold_where_celery_lets_them(here: Floor) -> None:
-    """The worker answers, and its tasks run on; Celery 5.7 builds a limit into a task's requests, so that it holds from then on."""
+    """The worker answers, and its tasks go on; Celery 5.7 builds a limit into a task's requests, so it holds from then on."""
     name = "tests.support.control.control_app.holds"
     assert here.tell("time_limit", name, soft=30, hard=60) == {"ok": "time limits set successfully"}
     (fine,) = here.filled(1, "limits")

@@ -1,4 +1,4 @@
-"""Celery's events, Flower and beat: what watches a worker sees what it would see of any worker."""
+"""Celery's events, Flower and beat: monitors see our worker as they see a plain one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SCHEDULE = {"tick": {"task": "tests.support.control.control_app.ok", "schedule":
 
 @pytest.fixture(scope="module")
 def here() -> Iterator[Floor]:
-    """A worker that sends events (`-E`), a producer that tells what it sends, and a result backend."""
+    """A worker that sends events (`-E`), a producer that reports what it publishes, and a result backend."""
     conf = {"task_send_sent_event": True, "task_track_started": True, "beat_schedule": SCHEDULE}
     with floor(backend=True, settings=SETTINGS, conf=conf) as made:
         made.start("-E")
@@ -91,7 +91,7 @@ def test_a_success_is_told_in_celerys_events(here: Floor, watcher: Watcher) -> N
 
 @HERE
 def test_failures_are_told_as_retries_and_the_last_one_as_a_failure(here: Floor, watcher: Watcher) -> None:
-    """One life: each attempt received and started, each redelivery a `task-retried`, at last `task-failed`, once."""
+    """Each attempt is received and started, each redelivery is a `task-retried`, and `task-failed` comes once, at the end."""
     task_id = here.send("fails")
     until(lambda: "task-failed" in watcher.types(task_id), what="its failure to be told")
     told = [each for each in watcher.types(task_id) if each != "task-sent"]
@@ -104,7 +104,7 @@ def test_failures_are_told_as_retries_and_the_last_one_as_a_failure(here: Floor,
 
 @HERE
 def test_a_rejection_is_told(here: Floor, watcher: Watcher) -> None:
-    """As Celery's own requests tell it."""
+    """With the event that Celery's own requests send."""
     task_id = here.send("rejects")
     until(lambda: "task-rejected" in watcher.types(task_id), what="its rejection to be told")
     (event,) = [event for event in watcher.events if event.get("uuid") == task_id and event["type"] == "task-rejected"]
@@ -114,7 +114,7 @@ def test_a_rejection_is_told(here: Floor, watcher: Watcher) -> None:
 @HERE
 @pytest.mark.parametrize("place", ["running", "delayed"])
 def test_a_revoke_is_told_wherever_the_message_is(here: Floor, watcher: Watcher, place: str) -> None:
-    """Once, and whether the task was terminated."""
+    """The event comes once, and says whether the task was terminated."""
     if place == "running":
         (task_id,) = here.filled(1, place)
     else:
@@ -159,7 +159,7 @@ def _both(get: Callable[[str], Any], fine: str, bad: str) -> dict[str, Any] | No
 
 @HERE
 def test_beat_sends_what_is_due_and_it_is_recorded(here: Floor, run: Callable[..., subprocess.Popen[bytes]]) -> None:
-    """A real beat: every half second a task, published and accounted for like any other."""
+    """A real beat publishes a task every half second; each is recorded and accounted for like any other."""
     beat = run("beat", "-s", str(here.folder / "schedule"))
     ticks = until(lambda: found if len(found := [run["id"] for run in here.runs() if run.get("value") == "tick"]) >= 3 else None)
     assert beat.poll() is None
@@ -192,7 +192,7 @@ RETRIED = {"task-received": {"eta", "parent_id"}, "task-retried": {"exception"}}
 
 
 def facts_of(watcher: Watcher, task_id: str, last: str) -> list[str]:
-    """Every event of a task, with what is the same in any two runs; Celery's own retry may be received before it is told."""
+    """All events of a task, without what differs between runs; Celery's own retry may be received before its event."""
     until(lambda: last in watcher.types(task_id), what=f"{last} to be told of {task_id}")
     found = []
     for event in list(watcher.events):
@@ -204,7 +204,7 @@ def facts_of(watcher: Watcher, task_id: str, last: str) -> list[str]:
 
 @pytest.fixture
 def watchers(trial: Trial) -> Iterator[list[Watcher]]:
-    """A monitor of either worker, which both send events while it is there."""
+    """A monitor for each worker; both send events while it listens."""
     made = [Watcher(side) for side in trial.sides]
     for side, watcher in zip(trial.sides, made, strict=True):
         until(partial(_is_heard, side, watcher), what="the watcher to hear")

@@ -1,4 +1,4 @@
-"""Celery's own `purge`: it discards what waits, as on a plain broker, and the books know what became of it."""
+"""Celery's own `purge` discards waiting messages, as with a plain broker, and the books record that."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def waiting(here: Floor) -> list[str]:
 
 @pytest.mark.parametrize("how", ["control", "command"])
 def test_what_waits_in_the_queue_is_discarded_and_recorded(here: Floor, how: str) -> None:
-    """By `app.control.purge()` and by `celery purge`: of every priority, whoever published it."""
+    """With `app.control.purge()` and `celery purge`, for every priority, whoever published the message."""
     *ours, theirs = waiting(here)
     if how == "control":
         assert here.app.control.purge() == 5
@@ -54,7 +54,7 @@ def test_what_waits_in_the_queue_is_discarded_and_recorded(here: Floor, how: str
 
 
 def test_what_is_no_task_is_discarded_too(here: Floor) -> None:
-    """Bytes, and messages of other programs: they go, and are no life in the books."""
+    """Bytes and messages of other programs are removed, and are no life in the books."""
     client: Redis = here.server.client
     client.lpush("celery", b"no message", json.dumps({"body": "", "headers": {}, "properties": {}}))
     task_id = here.send("ok")

@@ -1,7 +1,7 @@
-"""Every command of remote control is answered by our worker as by a plain one.
+"""Our worker answers every command of remote control as a plain one does.
 
-What it then does is in `test_control.py`, and on each pool in `test_pools.py` and `test_shutdown.py`. Asked of
-the two workers of a trial, each on its own broker, in the same words.
+The effects of the commands are tested in `test_control.py`, and on each pool in `test_pools.py` and `test_shutdown.py`. Here the
+two workers of a trial, each on its own broker, get the same commands.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ ELSEWHERE = {"scheduled", "revoked", "shutdown", "objgraph", "memdump"}
 
 
 def form(said: Any, kind: str) -> Any:
-    """What of an answer is the same on two workers."""
+    """The part of an answer that must be the same on two workers."""
     if kind == "names":
         return sorted(said) if isinstance(said, dict) else said
     return type(said).__name__ if kind == "type" else said
@@ -76,7 +76,7 @@ def is_idle(side: Side) -> None:
 
 
 def test_every_command_of_celerys_is_asked_somewhere() -> None:
-    """A command that a later Celery adds is found here."""
+    """A command that a later Celery adds makes this test fail."""
     known = {name for name, handler in Panel.data.items() if handler.__module__ == "celery.worker.control"}
     aliases = {
         "dump_active",
@@ -92,7 +92,7 @@ def test_every_command_of_celerys_is_asked_somewhere() -> None:
 
 
 def test_our_worker_answers_as_a_plain_one(stored: Trial) -> None:
-    """Each command on each pool, with sound and unsound arguments: the same answers, in Celery's own words."""
+    """Each command on each pool, with valid and invalid arguments, gets the same answer in Celery's own words."""
     for command, arguments, kind in ASKED:
         if command in {"pool_shrink", "active"}:
             for side in stored.sides:
@@ -102,7 +102,7 @@ def test_our_worker_answers_as_a_plain_one(stored: Trial) -> None:
             plain = sorted({*plain, "redelivery"} - {"task_acks_late", "task_reject_on_worker_lost"})
             ours = sorted({*ours} - {"task_acks_late", "task_reject_on_worker_lost"})
         assert ours == plain, f"{command} {arguments}"
-        if command == "add_consumer":  # it says so first, and consumes then
+        if command == "add_consumer":  # it says so before it consumes
             until(lambda: all("also" in str(answer(side, "active_queues", {})) for side in stored.sides), what="the new queue")
 
 

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.xdist_group("celery-revoke")
 
 @pytest.fixture(scope="module")
 def here() -> Iterator[Floor]:
-    """A worker with room for two, another one on another queue, and a result backend: a revoke reaches both, and counts once."""
+    """A worker with room for two, a worker on another queue, and a result backend: a revoke reaches both, and counts once."""
     with floor(backend=True, settings={"queues": {"#": {"redelivery_delay": 3600, "max_delivery_attempts": 3}}}) as made:
         made.start("-Q", "celery")
         made.start("-Q", "second")
@@ -32,7 +32,7 @@ def delayed(here: Floor) -> int:
 
 
 def ends_revoked(here: Floor, task_id: str, outcomes: list[str], *, terminated: bool = False) -> None:
-    """The whole of a revoked task: its outcomes, its result, its signal, and nothing left."""
+    """Check the end of a revoked task: its outcomes, its result, its signal, and nothing left."""
     here.ended(task_id, "revoked")
     with pytest.raises(TaskRevokedError):
         here.app.AsyncResult(task_id).get(timeout=60)
@@ -42,7 +42,7 @@ def ends_revoked(here: Floor, task_id: str, outcomes: list[str], *, terminated: 
 
 
 def test_a_running_task_is_terminated_once(here: Floor) -> None:
-    """Its process is killed, it is not taken for lost and delivered again, and its neighbour is not disturbed."""
+    """Its process is killed, but the task does not count as lost and is not redelivered; the task beside it is not disturbed."""
     victim, neighbour = here.filled(1, "victim") + here.filled(1, "neighbour")
     here.app.control.revoke(victim, terminate=True, signal="SIGKILL")
     ends_revoked(here, victim, ["published", "revoked"], terminated=True)
@@ -52,7 +52,7 @@ def test_a_running_task_is_terminated_once(here: Floor) -> None:
 
 
 def test_a_running_task_without_terminate_runs_to_its_end(here: Floor) -> None:
-    """As Celery's: a revoke alone stops what has not begun."""
+    """As in Celery: a revoke alone stops only tasks that have not begun."""
     (task_id,) = here.filled(1, "unharmed")
     here.app.control.revoke(task_id, reply=True, timeout=60, destination=["w0@shop", "w1@shop"])
     here.open("unharmed")
@@ -60,7 +60,7 @@ def test_a_running_task_without_terminate_runs_to_its_end(here: Floor) -> None:
 
 
 def test_messages_that_wait_in_the_worker_and_in_the_queue_are_revoked(here: Floor) -> None:
-    """With the pool busy and the window full."""
+    """The pool is busy and the prefetch window is full."""
     running = here.filled(2, "busy")
     waiting = [here.send("ok") for _ in range(30)]
     until(lambda: here.server.client.hlen("unacked") == 8, what="the window to be full")
@@ -74,7 +74,7 @@ def test_messages_that_wait_in_the_worker_and_in_the_queue_are_revoked(here: Flo
 
 
 def test_a_message_with_an_eta_leaves_the_delay_store(here: Floor) -> None:
-    """One worker of the two takes it out, tells its caller, and records it, once; the others that wait stay."""
+    """One of the two workers takes it out, informs its caller, and records it once; other waiting messages stay."""
     victim, other = here.send("ok", countdown=3600), here.send("ok", countdown=3600)
     here.ended(victim, "deferred")
     here.ended(other, "deferred")
@@ -107,7 +107,7 @@ def test_a_revoked_id_is_not_put_into_the_delay_store(here: Floor) -> None:
 
 
 def test_a_chord_hears_of_a_member_that_was_revoked_in_the_delay_store(here: Floor) -> None:
-    """Its callback never runs, and whoever waits for it is told."""
+    """Its callback never runs, and its caller gets an error."""
     tasks = [here.app.signature("tests.support.control.control_app.ok", args=[number], app=here.app) for number in range(2)]
     tasks[1].set(countdown=3600)
     body = here.app.signature("tests.support.control.control_app.gathers", app=here.app)
@@ -118,13 +118,13 @@ def test_a_chord_hears_of_a_member_that_was_revoked_in_the_delay_store(here: Flo
     here.app.control.revoke(members[1])
     here.ended(members[1], "revoked")
     with pytest.raises(ChordError):
-        here.app.AsyncResult(result.id).get(timeout=60)  # the body's own, without the members that it would look at first
+        here.app.AsyncResult(result.id).get(timeout=60)  # the body's own result; `get` would first ask for the members
     assert here.noted(result.id) == []
 
 
 @pytest.mark.parametrize("place", ["running", "queue", "delay store"])
 def test_a_stamped_message_is_revoked_by_its_stamp(here: Floor, place: str) -> None:
-    """Those with the stamp, and no others, wherever they are."""
+    """All messages with the stamp are revoked, wherever they are, and no others."""
     stamp = f"stamp of {place}"
     stamped: dict[str, Any] = {"stamped_headers": ["customer"], "customer": stamp}
     if place == "running":
@@ -156,7 +156,7 @@ def test_a_stamped_message_is_revoked_by_its_stamp(here: Floor, place: str) -> N
 
 
 def test_the_schedule_shows_what_waits_in_the_delay_store(here: Floor) -> None:
-    """In Celery's own form, the first to become due first; and no longer once it has left."""
+    """In Celery's own format, ordered by due time; a message that has left the store is not shown."""
     later, sooner = here.send("ok", "later", countdown=7200), here.send("ok", "sooner", countdown=3600)
     due = {task_id: here.ended(task_id, "deferred").due_ms for task_id in (later, sooner)}
     shown = here.ask("scheduled", worker=0)

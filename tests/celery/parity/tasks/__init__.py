@@ -1,1 +1,1 @@
-"""Tests of what tasks rely on."""
+"""Tests of Celery features that tasks rely on."""

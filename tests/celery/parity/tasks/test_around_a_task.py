@@ -1,4 +1,4 @@
-"""What fails around a task's body: before it, an attempt that failed; after it, the work is done, and a letter says so."""
+"""Failures around a task's body: one before it is a failed attempt; after one behind it, a dead letter says that it ran."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SETTINGS = {"queues": {"#": {"redelivery_delay": 0.1, "max_delivery_attempts": 3
 
 @pytest.fixture(scope="module", params=first_quick(["prefork", "threads"]))
 def shop(request: pytest.FixtureRequest) -> Iterator[Shop]:
-    """A worker whose result backend refuses as it is told; one process, which remembers how often it has."""
+    """A worker whose result backend refuses on request; it has one process, which counts the refusals."""
     with tempfile.TemporaryDirectory(prefix="rd-", ignore_cleanup_errors=True) as name:
         server = Server(Path(name), binaries()["valkey"]).start()
         backend = f"tests.support.apps.refusing:Refusing+{server.url.removeprefix('redis+')}"
@@ -35,7 +35,7 @@ def shop(request: pytest.FixtureRequest) -> Iterator[Shop]:
 
 
 def asked(shop: Shop, **said: Any) -> str:
-    """A task that is told what is to fail."""
+    """A task whose arguments say what must fail."""
     return shop.send("runs", kwargs=said)
 
 
@@ -50,7 +50,7 @@ def run_count(shop: Shop, task_id: str) -> int:
     ids=["hook", "backend", "twice"],
 )
 def test_what_has_not_run_is_delivered_again(shop: Shop, said: dict[str, Any]) -> None:
-    """Under the policy: two attempts fail before the task, the third one runs it."""
+    """By the policy: two attempts fail before the task's body, and the third one runs it."""
     task_id = asked(shop, **said)
     assert shop.ended(task_id, "succeeded").attempt == 3
     assert shop.outcomes_of(task_id) == ["published", "redelivery_scheduled", "redelivery_scheduled", "succeeded"]
@@ -61,7 +61,7 @@ def test_what_has_not_run_is_delivered_again(shop: Shop, said: dict[str, Any]) -
     ("said", "kind"), [({"unprepared": 9}, "ConnectionError"), ({"refuse": {"STARTED": 9}}, "OperationalError")]
 )
 def test_what_can_never_be_begun_is_exhausted(shop: Shop, said: dict[str, Any], kind: str) -> None:
-    """After its attempts, with what was raised on its letter; the body never ran."""
+    """After its last attempt the exception is on its dead letter; the body never ran."""
     task_id = asked(shop, **said)
     end = shop.ended(task_id, "dead_lettered")
     assert (end.reason, end.attempt) == ("exhausted", 3)
@@ -71,7 +71,7 @@ def test_what_can_never_be_begun_is_exhausted(shop: Shop, said: dict[str, Any], 
 
 @pytest.mark.parametrize("refuse", [{"SUCCESS": 1}, {"SUCCESS": 9, "FAILURE": 9}], ids=["once", "for good"])
 def test_what_has_run_and_cannot_be_stored_is_a_letter_that_says_so(shop: Shop, refuse: dict[str, int]) -> None:
-    """The work was done once, and nobody does it again unasked; whoever waits is told, where that can be stored."""
+    """The work was done once and is not repeated automatically; the caller gets an error if it can be stored."""
     task_id = asked(shop, refuse=refuse)
     end = shop.ended(task_id, "dead_lettered")
     assert (end.reason, end.attempt) == ("result_not_stored", 1)

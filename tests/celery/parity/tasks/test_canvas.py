@@ -1,6 +1,6 @@
 """Canvas: chains, groups, chords, links, error callbacks, `replace` and `add_to_chord`, on a plain worker and on ours.
 
-Each workflow is published on both; the runs of its tasks, which carry its key, and its result must be the same.
+Each workflow is published on both; the runs of its tasks, which carry its key, and its result must be equal.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Parts:
         return self.part("add", *args, **options)
 
     def ran(self) -> list[str]:
-        """What ran under this key, in no order."""
+        """The tasks that ran under this key, in no order."""
         return sorted(f"{line['task']} {line['args']} {line.get('group', '')}" for line in self.side.keyed(self.key))
 
     def ids(self, task: str) -> list[str]:
@@ -64,18 +64,18 @@ FINE: dict[str, tuple[Workflow, Any]] = {
 
 
 def publish(trial: Trial, workflow: Callable[[Parts], Any], **options: Any) -> list[tuple[Parts, Any]]:
-    """Publish a workflow on both sides; what it is made of, and its result."""
+    """Publish a workflow on both sides; returns its parts and its result."""
     published = []
     for side in trial.sides:
         parts = Parts(side)
         whole = workflow(parts)
-        whole._app = side.app  # Celery 5.6 does not find it in what a chord is nested in
+        whole._app = side.app  # Celery 5.6 does not find the app in tasks around a nested chord
         published.append((parts, whole.apply_async(**options)))
     return published
 
 
 def matched(published: list[tuple[Parts, Any]], *, at_least: int = 1) -> list[str]:
-    """Wait until ours has run as much as plain Celery; both have run the same."""
+    """Wait until ours has run as many tasks as plain Celery, and check that they are the same."""
     (plain, _), (ours, _) = published
     until(lambda: len(plain.ran()) >= at_least, what=f"{at_least} runs on plain Celery: {plain.ran()}")
     until(lambda: len(ours.ran()) >= len(plain.ran()), what=f"{plain.ran()}, not {ours.ran()}")
@@ -84,7 +84,7 @@ def matched(published: list[tuple[Parts, Any]], *, at_least: int = 1) -> list[st
 
 
 def test_workflows_give_the_same_results_by_the_same_runs(stored: Trial) -> None:
-    """All of them at once: what is published last is not waited for first."""
+    """All are published before the first is waited for."""
     all_published = {name: publish(stored, workflow) for name, (workflow, _) in FINE.items()}
     for name, published in all_published.items():
         for _, result in published:
@@ -151,14 +151,14 @@ def failing(p: Parts, dies: str) -> Any:
 
 @pytest.mark.parametrize("dies", ["fail", "kill"])
 def test_a_chord_with_a_member_that_dies_fails_once(forked: Trial, dies: str) -> None:
-    """The body's result says so, its error callback is called once, and it does not run; a lost process is no exception."""
-    sides = forked.sides if dies == "fail" else (forked.ours,)  # plain Celery would deliver it again for ever
+    """The body's result is the failure, its error callback is called once, and it does not run; also for a lost process."""
+    sides = forked.sides if dies == "fail" else (forked.ours,)  # plain Celery would deliver it for ever
     cause = {"fail": "Expected", "kill": "WorkerLostError"}[dies]
     for parts in map(Parts, sides):
         side = parts.side
         result = failing(parts, dies).apply_async()
         assert type(result.get(timeout=60, propagate=False)).__name__ == "ChordError"
-        with pytest.raises(Exception) as caught:  # noqa: PT011 - looked at below
+        with pytest.raises(Exception) as caught:  # noqa: PT011 - checked below
             result.get(timeout=60)
         assert type(caught.value).__name__ == cause
         side.noted(result.id, "errback")
@@ -170,7 +170,7 @@ def test_a_chord_with_a_member_that_dies_fails_once(forked: Trial, dies: str) ->
 
 
 def test_a_chain_with_a_member_that_dies_ends_there(stored: Trial) -> None:
-    """What follows never runs, and the chain's result is the failure."""
+    """The following tasks never run, and the chain's result is the failure."""
     published = publish(stored, lambda p: chain(p.add(1, 2), p.add(3, dies="fail", queue="once"), p.add(4)))
     for _, result in published:
         found = result.get(timeout=100, propagate=False)
@@ -179,7 +179,7 @@ def test_a_chain_with_a_member_that_dies_ends_there(stored: Trial) -> None:
 
 
 def test_error_callbacks_are_called_once_on_the_final_death(trial: Trial) -> None:
-    """Of both kinds: in the worker, with the request, and published, with the task's id; not for a redelivery."""
+    """Both kinds: called in the worker with the request, and published with the task's id. A redelivery calls neither."""
     ids = []
     for side in trial.sides:
         parts = Parts(side)
@@ -205,7 +205,7 @@ def test_error_callbacks_are_called_once_on_the_final_death(trial: Trial) -> Non
 
 
 def test_callbacks_are_called_once_after_a_redelivery(trial: Trial) -> None:
-    """With the value of the attempt that succeeded."""
+    """They get the value of the attempt that succeeded."""
     parts = Parts(trial.ours)
     sig = parts.add(1, 2, fails=2)
     sig.link(parts.part("linked"))

@@ -1,4 +1,4 @@
-"""Composition: `Redelivery(app)` beside Django's task class, bases, shared and discovered tasks; explicit words win."""
+"""Composition: `Redelivery(app)` with Django's task class, bases, shared and discovered tasks; explicit options win."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Adopted(Shop):
         return self.app.AsyncResult(task_id).get(timeout=60, propagate=False)
 
     def may_run_again(self, task_id: str) -> bool:
-        """Whether the broker would have this task's message delivered again if its worker died now."""
+        """Whether the broker would redeliver this task's message if its worker died now."""
         client = self.server.client
         accepted = {tag for tag, how in client.hgetall("redelivery:starts").items() if how == b"accepted"}
         return any(task_id.encode() in raw and tag not in accepted for tag, raw in client.hgetall("unacked").items())
@@ -54,20 +54,20 @@ def adopted() -> Iterator[Adopted]:
 
 @pytest.mark.parametrize("task", ["before", "after", f"{TASKS}.shared", f"{TASKS}.hooked"])
 def test_every_task_is_redelivered_wherever_it_was_defined(adopted: Adopted, task: str) -> None:
-    """Before, after, shared and autodiscovered, on a base with hooks: no task was edited."""
+    """Before or after, shared or autodiscovered, on a base with hooks: no task was edited."""
     task_id = adopted.send(task)
     adopted.ended(task_id, Outcome.SUCCEEDED)
     assert adopted.outcomes_of(task_id) == TWICE
 
 
 def test_the_apps_own_task_class_stays_in_place(adopted: Adopted) -> None:
-    """Django's `DjangoTask` is still what its tasks are made of."""
+    """Its tasks are still instances of Django's `DjangoTask`."""
     task_id = adopted.send("before")
     assert "DjangoTask" in adopted.result(task_id)
 
 
 def test_nothing_is_configured_or_finalised_early(adopted: Adopted) -> None:
-    """The app's configuration comes after `Redelivery(app)`, and holds."""
+    """The app's configuration comes after `Redelivery(app)`, and counts."""
     assert adopted.result(adopted.send("early")) == [False, False]
 
 
@@ -78,7 +78,7 @@ def test_the_settings_are_found_under_the_namespace(adopted: Adopted) -> None:
 
 
 def test_hooks_are_called_as_celery_calls_them(adopted: Adopted) -> None:
-    """A redelivery is a retry to them, with the task's own exception; the end is a success, or a failure."""
+    """To the hooks a redelivery is a retry with the task's own exception; the end is a success or a failure."""
     good, bad = adopted.send(f"{TASKS}.hooked", 2), adopted.send(f"{TASKS}.hooked", 99)
     adopted.ended(good, Outcome.SUCCEEDED)
     adopted.ended(bad, Outcome.DEAD_LETTERED)
@@ -93,7 +93,7 @@ def test_hooks_are_called_as_celery_calls_them(adopted: Adopted) -> None:
 
 @pytest.mark.parametrize("recurse", [False, True])
 def test_a_base_that_answers_for_an_exception_still_does(adopted: Adopted, *, recurse: bool) -> None:
-    """Its `__call__` sees the task's own exception, not our decision; a task that calls itself is one attempt."""
+    """Its `__call__` sees the task's own exception, not our decision. A task that calls itself is one attempt."""
     task_id = adopted.send(f"{TASKS}.forgiven", kwargs={"recurse": recurse})
     assert adopted.result(task_id) == "forgiven"
     adopted.ended(task_id, Outcome.SUCCEEDED)
@@ -101,7 +101,7 @@ def test_a_base_that_answers_for_an_exception_still_does(adopted: Adopted, *, re
 
 
 def test_a_base_that_fails_by_itself_is_redelivered(adopted: Adopted) -> None:
-    """What `__call__` raises before the task is a failed attempt of the task."""
+    """An exception that `__call__` raises before the task is a failed attempt of the task."""
     task_id = adopted.send(f"{TASKS}.unforgiven", kwargs={"broken": True})
     adopted.ended(task_id, Outcome.SUCCEEDED)
     assert adopted.outcomes_of(task_id) == TWICE
@@ -109,7 +109,7 @@ def test_a_base_that_fails_by_itself_is_redelivered(adopted: Adopted) -> None:
 
 
 def test_an_explicit_acks_late_false_is_kept(adopted: Adopted) -> None:
-    """From its start on the message is not delivered again; another task's would be."""
+    """Once it has begun, its message is not delivered again; the message of another task would be."""
     release = adopted.folder / "release-explicit"
     late, early = adopted.send(f"{TASKS}.waiter", str(release)), adopted.send(f"{TASKS}.early_one", str(release))
     until(lambda: adopted.runs(late) and adopted.runs(early))
@@ -131,7 +131,7 @@ def test_the_lower_of_two_limits_stops_a_retry_and_its_delay_is_its_own(adopted:
 
 
 def test_throws_is_kept(adopted: Adopted) -> None:
-    """An exception that the task expects is not tried again."""
+    """An exception in the task's `throws` is final."""
     task_id = adopted.send(f"{TASKS}.throwing")
     ended = adopted.ended(task_id, Outcome.DEAD_LETTERED)
     assert (ended.attempt, ended.reason) == (1, "non_retryable")
@@ -143,7 +143,7 @@ def test_throws_is_kept(adopted: Adopted) -> None:
     ids=["task", "decorator", "queue"],
 )
 def test_what_is_not_enabled_is_plain_celery(adopted: Adopted, task: str, queue: str) -> None:
-    """It fails once and for all, is kept nowhere, and the books know its end."""
+    """It fails once, leaves no dead letter, and the books have its end."""
     letters = len(adopted.letters()) + len(adopted.letters("DLQ.plain"))
     task_id = adopted.send(task, queue=queue)
     assert isinstance(adopted.result(task_id), RuntimeError)
@@ -154,7 +154,7 @@ def test_what_is_not_enabled_is_plain_celery(adopted: Adopted, task: str, queue:
 
 
 def test_a_queue_that_is_not_enabled_is_acknowledged_as_celery_does(adopted: Adopted) -> None:
-    """Early, because nobody said otherwise: while the task runs, the broker has nothing of it."""
+    """By default that is early: while the task runs, the broker no longer has its message."""
     release = adopted.folder / "release-plain"
     task_id = adopted.send(f"{TASKS}.waiter", str(release), queue="plain")
     until(lambda: adopted.runs(task_id))

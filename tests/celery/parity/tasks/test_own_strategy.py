@@ -1,4 +1,4 @@
-"""Tasks whose own `Strategy` runs and acknowledges their messages: no success is claimed, and what kills a worker counts."""
+"""Tasks whose own `Strategy` runs and acknowledges their messages: no success is recorded, and killing a worker counts."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def shop(server: Server, tmp_path: Path) -> Iterator[Shop]:
 @pytest.mark.parametrize("pool", first_quick(["prefork", "threads"]))
 @pytest.mark.parametrize("task", ["works", "breaks", "breaks_early"])
 def test_no_success_is_claimed_of_a_batch(shop: Shop, pool: str, task: str) -> None:
-    """However it ends: its library acknowledges, and tells nobody. Each message has one end, and nothing is left held."""
+    """However the batch ends, its library acknowledges it without a result. Each message has one end, and none stays held."""
     shop.start(pool=pool)
     ids = [shop.send(task, number) for number in range(4)]
     for task_id in ids:
@@ -58,7 +58,7 @@ def test_no_success_is_claimed_of_a_batch(shop: Shop, pool: str, task: str) -> N
 
 
 def test_no_success_is_claimed_of_a_batch_on_rabbitmq(rabbit: Rabbit, tmp_path: Path) -> None:
-    """The same on a broker without leases: each message of a batch that fails has one end, and is run once."""
+    """The same on a broker without leases: each message of a failed batch has one end, and runs once."""
     here = Shop(rabbit, tmp_path, settings={"queues": {"#": POLICY}}, module="tests.support.apps.batching")  # type: ignore[arg-type]
     try:
         here.start()
@@ -76,7 +76,7 @@ def test_no_success_is_claimed_of_a_batch_on_rabbitmq(rabbit: Rabbit, tmp_path: 
 @pytest.mark.full
 @pytest.mark.slow
 def test_a_batch_that_kills_its_worker_is_an_attempt_that_counts(shop: Shop) -> None:
-    """The first crash makes it a suspect; from then on its start is recorded when its strategy is given it, until its limit."""
+    """The first crash makes it a suspect. From then on its start is recorded when its strategy gets it, up to its limit."""
     shop.settings["queues"]["#"] = {**POLICY, "max_delivery_attempts": 2}
     shop.start()
     task_id = shop.send("kills")
@@ -91,7 +91,7 @@ def test_a_batch_that_kills_its_worker_is_an_attempt_that_counts(shop: Shop) -> 
 
 @pytest.mark.slow
 def test_what_a_strategy_has_not_run_is_given_back_uncounted(shop: Shop) -> None:
-    """A worker that stops warm gives back what lies in the buffer, as often as it is deployed."""
+    """A warm shutdown gives back the messages in the strategy's buffer; many deployments do not count against them."""
     shop.settings["queues"]["#"] = {**POLICY, "max_delivery_attempts": 1, "persist_delivery_count": "always"}
     task_id = shop.send("gathers")
     for _ in range(3):
@@ -104,7 +104,7 @@ def test_what_a_strategy_has_not_run_is_given_back_uncounted(shop: Shop) -> None
 
 @pytest.mark.parametrize("mode", ["observe", "not enabled"])
 def test_where_nothing_is_enforced_a_batch_is_unobserved_too(shop: Shop, mode: str) -> None:
-    """It used to have no end at all, so that the books called it lost."""
+    """Without an event for its end, the books would call it lost."""
     shop.settings = {"mode": "observe"} if mode == "observe" else {"queues": {"#": {"enabled": False}}}
     shop.start()
     ids = [shop.send("breaks", number) for number in range(2)]
@@ -114,7 +114,7 @@ def test_where_nothing_is_enforced_a_batch_is_unobserved_too(shop: Shop, mode: s
 
 
 def test_a_worker_says_of_which_tasks_it_sees_no_end(shop: Shop) -> None:
-    """One warning when it starts, with the strategy's name."""
+    """There is one warning at the start, with the strategy's name."""
     worker = shop.start()
     line = next(line for line in worker.text.splitlines() if "event=tasks.unobserved" in line)
     assert "tests.support.apps.batching.breaks (tests.support.apps.batching.Batches)" in line
@@ -122,7 +122,7 @@ def test_a_worker_says_of_which_tasks_it_sees_no_end(shop: Shop) -> None:
 
 
 def test_adopt_promises_such_a_task_no_attempts() -> None:
-    """It names the strategy, and says that a failure is not seen."""
+    """It names the strategy, and says that failures are not seen."""
     app = Celery("adopter", broker="redis://localhost", set_as_current=False)
     redelivery = Redelivery(app, {"queues": {"#": POLICY}})
 

@@ -1,4 +1,4 @@
-"""Results: a task's states, and what its caller is told at the end, whatever way it dies."""
+"""Results: the states of a task, and what its caller gets at the end, whatever way it dies."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ DEATHS: list[tuple[list[Any], dict[str, Any], type[Exception] | str, str, str]] 
 
 
 def test_the_caller_gets_the_right_exception_whatever_way_a_task_dies(forked: Trial) -> None:
-    """`get()` ends, with what the task died of; its error callback is called once; its letter is kept, and says why."""
+    """`get()` raises what the task died of; its error callback is called once; its dead letter is kept, with the reason."""
     side = forked.ours
     told = []
     for verb, options, kind, text, reason in DEATHS:
@@ -80,7 +80,7 @@ def test_the_caller_gets_the_right_exception_whatever_way_a_task_dies(forked: Tr
 
 
 def test_celery_too_ends_with_these_exceptions(forked: Trial) -> None:
-    """What a plain worker says of the same deaths, where it does not run the task for ever."""
+    """A plain worker reports the same exceptions, except for deaths that it would repeat for ever."""
     side = forked.plain
     told = [
         (side.play(verb, **options), kind)
@@ -102,7 +102,7 @@ def test_results_of_any_size_are_stored_as_in_celery(stored: Trial) -> None:
 
 
 def test_a_result_that_cannot_be_stored_is_a_failure_as_in_celery(stored: Trial) -> None:
-    """The task has run: it is not run again, and its message is kept."""
+    """The task has run, so it does not run again, and its message is kept."""
     story = stored.tell(step("object"), task="hooked")
     story.matches()
     assert stored.ours.ended(story.id, "dead_lettered").reason == "result_not_stored"
@@ -134,7 +134,7 @@ def test_an_ignored_task_has_no_result(forked: Trial) -> None:
 
 
 def test_a_refused_result_is_told_to_the_caller(forked: Trial) -> None:
-    """What `retry=` refuses until its deliveries are used up ends as `ResultRefused`."""
+    """A result that `retry=` refuses until the last delivery ends as `ResultRefused`."""
     task_id = forked.ours.play(step("ok", value="not yet"), task="polling", queue="celery")
     with pytest.raises(Exception, match="which its retry= refuses") as caught:
         forked.ours.result(task_id).get(timeout=60)

@@ -1,4 +1,4 @@
-"""What a task says of its own retrying means what it means on a plain worker: each story is played on both, and compared."""
+"""A task's own retry means the same as on a plain worker: each task runs on both, and the runs are compared."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ CHANGES: list[dict[str, Any]] = [
 
 
 def test_a_retry_ends_in_the_same_success(trial: Trial) -> None:
-    """Two retries and a success: the same hooks, signals and results; ours has moved one message."""
+    """Two retries and a success give the same hooks, signals and results; ours has moved one message."""
     story = trial.tell(step("retry"), step("retry", exc="expected"), step("ok", value=3), task="hooked")
     story.matches()
     trial.ours.ended(story.id, "succeeded")
@@ -48,7 +48,7 @@ def test_a_retry_ends_in_the_same_success(trial: Trial) -> None:
 
 
 def test_a_retrys_own_limit_ends_it_with_the_same_exception(trial: Trial) -> None:
-    """With and without an exception of its own or one in flight, with a limit for the task or for the call, with an ETA."""
+    """With and without an exception, with a limit for the task or for the call, and with an ETA."""
     stories = [(trial.tell(step("retry", **options), task="hooked"), options) for options in LIMITS]
     for story, options in stories:
         story.matches(options.get("max_retries", 3) + 1)
@@ -58,7 +58,7 @@ def test_a_retrys_own_limit_ends_it_with_the_same_exception(trial: Trial) -> Non
 
 
 def test_a_retry_with_other_arguments_or_options_is_the_next_attempt_of_the_same_life(trial: Trial) -> None:
-    """What Celery publishes anew goes where and as it would; our header goes with it."""
+    """Celery's new message goes to the same queue with the same options as without us, and carries our header."""
     ends = [step("retry", **options) for options in CHANGES]
     stories = [(trial.tell(end, step("ok"), task="hooked", headers={"tenant": "t"}), end[1]) for end in ends]
     for story, options in stories:
@@ -72,7 +72,7 @@ def test_a_retry_with_other_arguments_or_options_is_the_next_attempt_of_the_same
 
 
 def of_attempt(trial: Trial, task_id: str, attempt: int) -> list[Event]:
-    """A task's events, once the last one is of this attempt."""
+    """A task's events, once its last event is about this attempt."""
     events: list[Event] = until(lambda: found if (found := trial.ours.events_of(task_id))[-1].attempt == attempt else None)
     return events
 
@@ -85,7 +85,7 @@ def death_of(trial: Trial, task_id: str, queue: str = "DLQ.celery") -> dict[str,
 
 @pytest.mark.parametrize("options", [{}, {"kwargs": {"key": "changed"}}], ids=["moved", "published-anew"])
 def test_a_policys_limit_ends_endless_retries(trial: Trial, options: dict[str, Any]) -> None:
-    """A task without a limit of its own stops at its queue's, whichever way it goes; the record names which limit it was."""
+    """A task without a limit stops at its queue's limit, however it retries; the record names that limit."""
     task_id = trial.ours.play(step("retry", **options), task="endless", queue="thrice")
     trial.ours.ended(task_id, "dead_lettered")
     assert [run["retries"] for run in trial.ours.notes(task_id, "run")] == [0, 1, 2]
@@ -97,7 +97,7 @@ def test_a_policys_limit_ends_endless_retries(trial: Trial, options: dict[str, A
 
 
 def test_autoretry_for_obeys_its_options(trial: Trial) -> None:
-    """Its limits, its delays, what it leaves alone, and what a task asks for itself inside it."""
+    """Its limits, its delays, the exceptions that it excludes, and the task's own calls of `retry`."""
     told = {
         "auto": [step("fail", kind="expected")],
         "auto_kwargs": [step("fail", kind="expected")],
@@ -132,14 +132,14 @@ def test_autoretry_for_obeys_its_options(trial: Trial) -> None:
 
 
 def test_a_rejection_inside_autoretry_for_everything_is_a_rejection(forked: Trial) -> None:
-    """Celery's `autoretry_for=(Exception,)` retries it; it is meant for the worker."""
+    """Celery's `autoretry_for=(Exception,)` would retry a `Reject`, which is meant for the worker."""
     task_id = forked.ours.play(step("reject"), task="auto_all")
     end = forked.ours.ended(task_id, "dead_lettered")
     assert (end.reason, forked.ours.counts(task_id)["run"]) == ("rejected", 1)
 
 
 def test_our_own_words_hold_inside_autoretry_for_everything(forked: Trial) -> None:
-    """`DeadLetter` is the end, and `RedeliverAfter`'s delay is the one that holds."""
+    """`DeadLetter` ends the task, and the delay of `RedeliverAfter` is used."""
     dead = forked.ours.play(step("fail", kind="dead_letter", message="stolen"), task="auto_all")
     after = forked.ours.play(step("fail", kind="after", message="0.3"), step("ok"), task="auto_all")
     end = forked.ours.ended(dead, "dead_lettered")
@@ -149,7 +149,7 @@ def test_our_own_words_hold_inside_autoretry_for_everything(forked: Trial) -> No
 
 
 def test_a_retry_whose_publication_fails_keeps_the_message(trial: Trial) -> None:
-    """Celery drops it (`Reject(requeue=False)`); here the attempt has failed, and the next one may fare better."""
+    """Celery drops it (`Reject(requeue=False)`); here the attempt has failed, and the next one may succeed."""
     better = trial.ours.play(step("retry", odd=True), step("ok", value=5), task="hooked", queue="thrice")
     worse = trial.ours.play(step("retry", odd=True), task="auto_all", queue="thrice")
     trial.ours.ended(better, "succeeded")
@@ -163,7 +163,7 @@ def test_a_retry_whose_publication_fails_keeps_the_message(trial: Trial) -> None
 
 
 def test_a_crash_does_not_use_up_a_tasks_own_retries(forked: Trial) -> None:
-    """`self.request.retries` counts what the task asked for, on both."""
+    """On both, `self.request.retries` counts only the retries that the task asked for."""
     story = forked.tell(step("kill"), step("retry", max_retries=2), task="hooked")
     for side, task_id in zip(forked.sides, story.ids, strict=True):
         side.noted(task_id, "on_failure")
@@ -172,7 +172,7 @@ def test_a_crash_does_not_use_up_a_tasks_own_retries(forked: Trial) -> None:
 
 
 def test_an_end_that_celery_has_overwritten_is_no_measure(forked: Trial) -> None:
-    """The plain side is played again, ours is not: the story has an end to compare."""
+    """Only the plain side is played again, so that there is an end to compare."""
     story = forked.tell(step("fail", kind="value"), task="hooked", queue="once")
     before = story.ids
     forked.plain.noted(story.ids[0], "task_postrun")

@@ -12,7 +12,7 @@ from tests.support.trials.trial import step
 if TYPE_CHECKING:
     from tests.support.trials.trial import Trial
 
-#: Celery 5.6 tells nobody of a rejection, and calls a success whose own hook raises a failure.
+#: Celery 5.6 sends no signal for a rejection, and reports a success whose hook raises as a failure.
 RECORDS_REJECTIONS = KEEPS_SUCCESSES = celery.VERSION >= (5, 7)
 
 STORIES = {
@@ -37,7 +37,7 @@ def test_every_hook_is_called_as_in_celery(trial: Trial) -> None:
 
 
 def test_a_redelivery_is_a_retry_to_the_hooks_and_only_the_last_failure_is_one(trial: Trial) -> None:
-    """What a plain worker calls a failure at once is, while deliveries are left, what it calls a retry."""
+    """While deliveries are left, the hooks get as a retry what a plain worker reports as a failure."""
     task_id = trial.ours.play(step("fail"), task="hooked", queue="thrice")
     trial.ours.ended(task_id, "dead_lettered")
     retried, failed = trial.ours.notes(task_id, "on_retry"), trial.ours.notes(task_id, "on_failure")
@@ -53,7 +53,7 @@ def test_a_redelivery_is_a_retry_to_the_hooks_and_only_the_last_failure_is_one(t
 
 @pytest.mark.parametrize("hook", ["before_start", "on_success", "on_failure", "after_return"])
 def test_a_hook_that_raises_does_what_it_does_in_celery(trial: Trial, hook: str) -> None:
-    """And the message does not stay held. Celery calls an `on_failure` that raises a second time, and ends a solo worker by it."""
+    """And the message does not stay held. Celery calls an `on_failure` that raises twice, and it ends a solo worker."""
     if hook == "on_failure" and trial.pool == "solo":
         task_id = trial.ours.play(step("fail"), task="raising", kwargs={"key": hook}, queue="once")
         trial.ours.ended(task_id, "dead_lettered")
@@ -69,7 +69,7 @@ def test_a_hook_that_raises_does_what_it_does_in_celery(trial: Trial, hook: str)
 
 
 def test_an_on_retry_that_raises_does_not_end_the_task(trial: Trial) -> None:
-    """A plain worker says FAILURE of what it has published anew; here the redelivery stands, and the log says what was raised."""
+    """A plain worker then reports FAILURE for a task that will run again; here the redelivery stands, and the error is logged."""
     for steps in ([step("retry"), step("ok")], [step("fail"), step("ok")]):
         task_id = trial.ours.play(*steps, task="raising", kwargs={"key": "on_retry"})
         trial.ours.ended(task_id, "succeeded")
@@ -78,7 +78,7 @@ def test_an_on_retry_that_raises_does_not_end_the_task(trial: Trial) -> None:
 
 
 def test_what_a_task_runs_in_is_entered_and_left_with_every_run(trial: Trial) -> None:
-    """A `__call__` of its own is in front of our wrapper, and sees what Celery's shows it."""
+    """A task's own `__call__` runs around our wrapper, and sees what it sees in Celery."""
     trial.tell(step("retry"), step("ok", value=1), task="calling").matches()
     redelivered = trial.ours.play(step("fail"), step("ok"), task="calling")
     trial.ours.ended(redelivered, "succeeded")
@@ -87,7 +87,7 @@ def test_what_a_task_runs_in_is_entered_and_left_with_every_run(trial: Trial) ->
 
 
 def test_a_request_class_of_the_applications_own_is_asked_as_in_celery(trial: Trial) -> None:
-    """Each of its methods wraps ours; but what is delivered again is moved, and not acknowledged beside a copy of it."""
+    """Its methods wrap ours; but a redelivered message is moved, not copied and acknowledged."""
     stories = [trial.tell(*steps, task="requested", **options) for steps, options in STORIES.values()]
     for name, story in zip(STORIES, stories, strict=True):
         if name == "rejected":
