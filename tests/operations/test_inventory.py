@@ -1,4 +1,4 @@
-"""The inventory: every message in its place, once, also while workers move it."""
+"""The inventory: every message is in it once, with its place, even while workers move it."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_each_message_is_in_its_place(desk: Desk) -> None:
 
 
 def test_a_dead_letter_says_what_its_exception_said_and_nothing_where_it_is_redacted(desk: Desk) -> None:
-    """On one line and no longer than a sentence; a message that is not dead says nothing."""
+    """One line, at most one sentence long; a message that is not dead has no such text."""
     desk.die(task_message("dead"), said="amount\nmust be positive")
     desk.die(task_message("long"), said="x" * 1000)
     desk.publish(task_message("waiting"))
@@ -71,7 +71,7 @@ def test_a_dead_letter_says_what_its_exception_said_and_nothing_where_it_is_reda
 def test_what_exceptions_said_can_be_left_out_of_the_file(
     desk: Desk, tmp_path: Path, words: tuple[str, ...], said: str | None
 ) -> None:
-    """A folder of this machine has it unless it is not wanted."""
+    """By default a file in a folder of this machine contains them."""
     desk.die(task_message("dead"), said="no money")
     assert desk.run("inventory", "export", "--to", str(tmp_path), "--format", "jsonl", *words).exit_code == 0
     (line,) = (tmp_path / "inventory.jsonl").read_text().splitlines()
@@ -89,12 +89,12 @@ def test_what_exceptions_said_can_be_left_out_of_the_file(
     ],
 )
 def test_what_exceptions_said_does_not_leave_this_machine_unasked(uri: str, stays: bool) -> None:
-    """By default only a folder of its own file system has it."""
+    """By default only a folder on this machine's file system gets it."""
     assert is_on_this_machine(uri) is stays
 
 
 def test_a_message_of_a_worker_without_a_lease_has_no_owner(desk: Desk) -> None:
-    """Its worker is gone; that of a plain Celery worker nobody can judge."""
+    """Its worker is gone, or is a plain Celery worker, which has no lease."""
     desk.publish(task_message("orphan"))
     desk.hold("dead-token")
     desk.client.hdel(desk.keys.leases, "dead-token")
@@ -112,7 +112,7 @@ def test_a_message_of_a_worker_without_a_lease_has_no_owner(desk: Desk) -> None:
 
 
 def test_lists_that_the_app_does_not_name_count_where_they_hold_tasks(desk: Desk) -> None:
-    """A queue of another app is there; a reply queue and a cache are not."""
+    """A queue of another app is listed; a reply queue and a cache are not."""
     desk.publish(task_message("foreign"), queue="invoices", priority=3)
     desk.client.lpush("cache", "x", "y")
     desk.client.lpush("reply.pidbox", sealed({"body": "", "headers": {}, "properties": {}}))
@@ -120,7 +120,7 @@ def test_lists_that_the_app_does_not_name_count_where_they_hold_tasks(desk: Desk
 
 
 def test_bytes_that_are_no_message_are_counted_by_an_id_made_from_them(desk: Desk) -> None:
-    """The same id as the event has when a worker meets them."""
+    """The event of a worker that receives them has the same id."""
     desk.publish(b"\x00garbage")
     [row] = taken(desk).values()
     assert (row["task_id"], row["place"]) == (Contents.of(b"\x00garbage").task_id, "queue")
@@ -128,7 +128,7 @@ def test_bytes_that_are_no_message_are_counted_by_an_id_made_from_them(desk: Des
 
 
 def test_a_life_is_told_apart_by_its_generation_nesting_and_queue(desk: Desk) -> None:
-    """The same id in four lives has four rows; the same life twice has one."""
+    """The same id in four lives gives four rows; the same life twice gives one."""
     for message, queue in (
         (task_message("a"), QUEUE),
         (task_message("a", redelivery={"generation": 1}), QUEUE),
@@ -142,7 +142,7 @@ def test_a_life_is_told_apart_by_its_generation_nesting_and_queue(desk: Desk) ->
 
 
 def heard(*events: Event, seen: str = "", seen_ms: int = 100) -> list[tuple[str, int, str, int | None]]:
-    """What is in the inventory after these events."""
+    """The inventory after these events."""
     there = Inventory()
     if seen:
         there.see(Contents.of(sealed(task_message("a"))), QUEUE, seen, seen_ms)
@@ -152,7 +152,7 @@ def heard(*events: Event, seen: str = "", seen_ms: int = 100) -> list[tuple[str,
 
 
 def event(outcome: Outcome, at_ms: int = 200, **more: Any) -> Event:
-    """An event of the walk's time."""
+    """An event recorded during the walk."""
     return Event(task_id="a", outcome=outcome, queue=QUEUE, at_ms=at_ms, **more)
 
 
@@ -171,7 +171,7 @@ def event(outcome: Outcome, at_ms: int = 200, **more: Any) -> Event:
     ],
 )
 def test_an_event_of_the_walk_s_time_says_where_a_message_went(outcome: Outcome, more: dict[str, Any], place: str | None) -> None:
-    """Whether it was met before or not; a sight after the event stands."""
+    """Whether the message was met before or not; if it is met after the event, that counts."""
     expected = [] if place is None else [("a", 0, place, 300 if place == "delayed" else None)]
     assert heard(event(outcome, **more)) == expected
     assert heard(event(outcome, **more), seen="unacked", seen_ms=100) == expected
@@ -184,7 +184,7 @@ def test_a_redrive_of_the_walk_s_time_ends_the_letter_and_opens_the_next_life() 
 
 
 def test_a_message_that_moves_against_the_walk_is_found(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Deferred when the delay store was read already, and given back when the queues were: log and second look find them."""
+    """Deferred after the delay store was read, or given back after the queues were read: the log and a second look find it."""
     back, deferred = desk.publish(task_message("back")), desk.publish(task_message("deferred"))
     tags = [desk.hold(), desk.hold()]
     moves: list[Callable[[], Any]] = [
@@ -210,7 +210,7 @@ def test_a_message_that_moves_against_the_walk_is_found(desk: Desk, monkeypatch:
 
 
 def test_nothing_is_missed_while_a_worker_moves_it_about(shop: Callable[..., Shop]) -> None:
-    """Tasks that fail for ever go round all places but the last as fast as they can: each inventory has all of them, once."""
+    """Tasks that fail for ever move through almost all places as fast as they can: each inventory has all of them, once."""
     here = shop(
         settings={"queues": {"#": {"redelivery_delay": 0.01, "redelivery_delay_multiplier": 1, "max_delivery_attempts": -1}}}
     )
@@ -218,7 +218,7 @@ def test_nothing_is_missed_while_a_worker_moves_it_about(shop: Callable[..., Sho
     ids = {here.send("fails") for _ in range(40)}
     until(lambda: len(here.events) > 200)
     before, taken = len(here.events), 0
-    while taken < 10 or len(here.events) == before:  # a busy machine may let the worker wait for all of ten
+    while taken < 10 or len(here.events) == before:  # on a busy machine the worker may pause for all of ten
         taken += 1
         rows = [row for row in inventory.take(here.app.redelivery).rows() if row["task_id"] in ids]
         assert len(rows) == len(ids)
@@ -227,7 +227,7 @@ def test_nothing_is_missed_while_a_worker_moves_it_about(shop: Callable[..., Sho
 
 
 def test_a_redelivered_message_keeps_its_life(desk: Desk) -> None:
-    """Attempts are of one life."""
+    """All attempts belong to one life."""
     message = redelivered(task_message("a"), QUEUE, seen_ms=1, attempt=None, suspect=True)
     desk.publish(message)
     [row] = taken(desk).values()
@@ -235,14 +235,14 @@ def test_a_redelivered_message_keeps_its_life(desk: Desk) -> None:
 
 
 def test_letters_in_a_list_of_letters_only_are_dead(desk: Desk) -> None:
-    """A dead-letter queue is no queue, though it is a list as they are."""
+    """A dead-letter queue is listed as such, although it is a list like any queue."""
     desk.die(task_message("a"))
     assert [row["place"] for row in taken(desk).values()] == ["dead_letter"]
     assert desk.client.llen(LETTERS) == 1
 
 
 def test_many_messages_are_read_in_many_small_pieces(desk: Desk) -> None:
-    """The broker serves others in between: no answer holds more than a thousand messages, or much more than two megabytes."""
+    """The broker serves other clients in between: an answer has at most a thousand messages, or about two megabytes."""
     message = sealed(task_message("many-00000", body="x" * 500))
     raws = [message.replace(b"many-00000", f"many-{number:05}".encode()) for number in range(20_000)]
     for start in range(0, len(raws), 1000):

@@ -1,4 +1,4 @@
-"""Operations as they are carried out: by whichever process leads, whatever dies, and exactly once for each letter."""
+"""Operations in execution: by whichever process leads, whatever dies, and exactly once for each dead letter."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from tests.support.servers import Server
 
-#: A worker of this queue takes nothing of what goes back.
+#: A worker of this queue does not consume the queue of redriven messages.
 ELSEWHERE = ("-Q", "elsewhere")
 
 
@@ -46,7 +46,7 @@ def shop(any_server: Server, folder: Path) -> Iterator[Shop]:
 
 @pytest.fixture
 def run(shop: Shop) -> Iterator[Callable[[], OperationRunner]]:
-    """Begins a runner of this process; it is ended behind the test."""
+    """Starts a runner in this process; it is stopped after the test."""
     runners: list[OperationRunner] = []
 
     def begin() -> OperationRunner:
@@ -60,13 +60,13 @@ def run(shop: Shop) -> Iterator[Callable[[], OperationRunner]]:
 
 
 def gone_back(shop: Shop) -> Counter[str]:
-    """The tasks that lie in the queue again, each with how often it does."""
+    """The tasks that are in the queue again, each with its number of messages."""
     raws: Any = shop.server.client.lrange("celery", 0, -1)
     return Counter(json.loads(raw)["headers"]["id"] for raw in raws)
 
 
 def execution(shop: Shop, begun: operation.Operation) -> Execution:
-    """What a leader makes of an operation."""
+    """The object with which a leader carries out an operation."""
     runtime = runtime_of(shop)
     return Execution(runtime, store_of(runtime.transport), begun.id, lambda: False)
 
@@ -79,7 +79,7 @@ def _has_moved(shop: Shop, begun: operation.Operation, least: int) -> bool:
 
 
 def test_each_letter_moves_once_though_the_leader_is_killed_in_the_middle(shop: Shop) -> None:
-    """Another worker goes on, and the counts are right; twice, for the second leader is killed as well."""
+    """Another worker goes on, with the right counts; then the second leader is killed as well."""
     ids = killed(shop, 900)
     workers = {worker.process.pid: worker for worker in [shop.start(*ELSEWHERE) for _ in range(2)]}
     made = begun(shop, rate=150.0)
@@ -102,7 +102,7 @@ def test_each_letter_moves_once_though_the_leader_is_killed_in_the_middle(shop: 
 
 @pytest.mark.parametrize("kind", [Kind.MOVE, Kind.PURGE, Kind.CANCEL])
 def test_whatever_an_operation_does_is_done_once_though_the_leader_is_killed(shop: Shop, kind: Kind) -> None:
-    """A move, a purge and a cancel, too: the next worker goes on, one event for each message, and the counts are right."""
+    """A move, a purge and a cancel, too: the next worker goes on, with one event for each message and the right counts."""
     outcome = {Kind.MOVE: "redriven", Kind.PURGE: "purged", Kind.CANCEL: "cancelled"}[kind]
     if kind is Kind.CANCEL:
         receiver = shop.start()
@@ -131,7 +131,7 @@ def test_whatever_an_operation_does_is_done_once_though_the_leader_is_killed(sho
 
 
 def test_a_worker_that_stops_hands_its_operation_on(shop: Shop) -> None:
-    """Nobody waits for its lead to end: the operation waits again, and the next worker takes it at once."""
+    """The stopping worker releases its lead: the operation waits, and the next worker takes it at once."""
     ids = killed(shop, 400)
     first = shop.start(*ELSEWHERE)
     made = begun(shop, rate=100.0)
@@ -144,7 +144,7 @@ def test_a_worker_that_stops_hands_its_operation_on(shop: Shop) -> None:
 
 
 def test_the_dispatcher_carries_operations_out_too(shop: Shop) -> None:
-    """For fleets that keep such work out of their workers."""
+    """This is for fleets whose workers must not do such work."""
     killed(shop, 20)
     command = [sys.executable, "-m", "redelivery", "-A", shop.module, "dispatcher"]
     process = subprocess.Popen(command, env=shop.environment, cwd=shop.folder, stderr=subprocess.DEVNULL)
@@ -156,7 +156,7 @@ def test_the_dispatcher_carries_operations_out_too(shop: Shop) -> None:
 
 
 def test_whoever_carries_operations_out_beside_something_else_ends_with_it(shop: Shop) -> None:
-    """As the page's server does; and where no broker answers, the rest goes on without."""
+    """The server of the page does so; if no broker answers, its other work goes on."""
     killed(shop, 20)
     with carried_out(runtime_of(shop)):
         assert reached(shop, begun(shop), State.DONE).moved == 20
@@ -167,7 +167,7 @@ def test_whoever_carries_operations_out_beside_something_else_ends_with_it(shop:
 
 
 def test_a_former_leader_moves_nothing_more(shop: Shop) -> None:
-    """Two that believe to lead: the second claims the operation, and what the first sends from then on is refused."""
+    """Two processes believe that they lead: the second claims the operation, and the broker refuses what the first sends then."""
     killed(shop, 300)
     made = begun(shop, rate=200.0)
     first, second = execution(shop, made), execution(shop, made)
@@ -176,7 +176,7 @@ def test_a_former_leader_moves_nothing_more(shop: Shop) -> None:
     beat = first._beat
 
     def overtaken() -> None:
-        """The second one claims it once some letters have gone."""
+        """The second process claims it when some dead letters have gone."""
         if not moved and found(shop, made).moved >= 40:
             assert second._take()
             moved.append(found(shop, made).moved)
@@ -194,7 +194,7 @@ def test_a_former_leader_moves_nothing_more(shop: Shop) -> None:
 def test_the_lead_is_handed_on_when_nothing_is_left(
     shop: Shop, run: Callable[[], OperationRunner], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody waits until it ends by itself."""
+    """Nobody must wait until the lead expires."""
     monkeypatch.setattr("redelivery.workers.duties.operation_runner.LEAD", 600.0)
     killed(shop, 3)
     run()
@@ -206,7 +206,7 @@ def test_the_lead_is_handed_on_when_nothing_is_left(
 
 
 def test_what_is_paused_moves_nothing_until_it_is_resumed(shop: Shop, run: Callable[[], OperationRunner]) -> None:
-    """Once `pause` returns; then it goes on where it was."""
+    """This holds once `pause` has returned; later it goes on where it was."""
     ids = killed(shop, 400)
     run()
     made = begun(shop, rate=150.0)
@@ -214,7 +214,7 @@ def test_what_is_paused_moves_nothing_until_it_is_resumed(shop: Shop, run: Calla
     paused = operation.pause(runtime_of(shop), made.id, "ben")
     assert paused.state is State.PAUSED
     until(_has_halted)
-    run()  # one more that looks for work, and leaves this one alone
+    run()  # one more that looks for work, and does not touch this one
     assert found(shop, made).moved == paused.moved == len(gone_back(shop)) < 400
     operation.resume(runtime_of(shop), made.id, "ben")
     assert reached(shop, made, State.DONE).moved == 400
@@ -222,12 +222,12 @@ def test_what_is_paused_moves_nothing_until_it_is_resumed(shop: Shop, run: Calla
 
 
 def _has_halted() -> bool:
-    """Whether nothing is carried out in this process any more."""
+    """Whether this process carries out nothing any more."""
     return not any(each.name.startswith("redelivery-operation-") for each in threading.enumerate())
 
 
 def test_what_is_aborted_moves_nothing_more(shop: Shop, run: Callable[[], OperationRunner]) -> None:
-    """The others stay in the dead-letter queue, each of them whole, and it cannot be resumed."""
+    """The others stay complete in the dead-letter queue, and the operation cannot be resumed."""
     killed(shop, 400)
     run()
     made = begun(shop, rate=150.0)
@@ -244,7 +244,7 @@ def test_what_is_aborted_moves_nothing_more(shop: Shop, run: Callable[[], Operat
 
 
 def test_a_canary_that_dies_again_stops_it(shop: Shop, run: Callable[[], OperationRunner]) -> None:
-    """Nothing follows; the deaths are told."""
+    """Nothing follows, and the deaths are reported."""
     killed(shop, 100, "fails")
     shop.start()
     run()
@@ -258,7 +258,7 @@ def test_a_canary_that_dies_again_stops_it(shop: Shop, run: Callable[[], Operati
 
 
 def test_the_others_follow_a_canary_that_ended_well_and_what_dies_again_is_not_taken_twice(shop: Shop) -> None:
-    """Letters of one that fails always go back once, whatever walks there are."""
+    """Dead letters of a task that always fails go back once, however often the queue is walked."""
     good, bad = killed(shop, 60, "ok", begin="good"), killed(shop, 60, "fails", begin="bad")
     shop.start()
     done = reached(shop, begun(shop, canary=10, canary_wait=30.0), State.DONE)
@@ -269,7 +269,7 @@ def test_the_others_follow_a_canary_that_ended_well_and_what_dies_again_is_not_t
 
 
 def test_the_guard_goes_on_with_what_another_process_has_seen(shop: Shop, run: Callable[[], OperationRunner]) -> None:
-    """A leader that dies while its canary runs: the next one waits for the same letters, and sends no other canary."""
+    """The leader dies while its canary runs: the next one waits for the same canary, and sends no other."""
     killed(shop, 50)
     made = begun(shop, canary=5, canary_wait=60.0)
     first = execution(shop, made)
@@ -278,7 +278,7 @@ def test_the_guard_goes_on_with_what_another_process_has_seen(shop: Shop, run: C
     beat = first._beat
 
     def dies() -> None:
-        """As if it was killed while it waits."""
+        """Stop as if it was killed while it waits."""
         if found(shop, made).moved == 5:
             sent.append(5)
             raise SystemExit
@@ -299,7 +299,7 @@ def test_the_guard_goes_on_with_what_another_process_has_seen(shop: Shop, run: C
 def test_a_canary_that_ended_while_no_process_listened_is_heard_of(
     shop: Shop, run: Callable[[], OperationRunner], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The next one reads from the last report of the former on, and not from its own beginning."""
+    """The next process reads the events since the last report of the former, and not since its own start."""
     monkeypatch.setattr("redelivery.workers.operations.runs.execution.MARGIN_MS", 0)
     killed(shop, 50)
     made = begun(shop, canary=5, canary_wait=30.0)
@@ -308,7 +308,7 @@ def test_a_canary_that_ended_while_no_process_listened_is_heard_of(
     beat = first._beat
 
     def dies() -> None:
-        """As if it was killed while it waits."""
+        """Stop as if it was killed while it waits."""
         beat()
         if found(shop, made).moved == 5:
             raise SystemExit
@@ -324,7 +324,7 @@ def test_a_canary_that_ended_while_no_process_listened_is_heard_of(
 
 
 def test_it_stops_when_so_many_died_again_those_of_a_former_leader_too(shop: Shop, run: Callable[[], OperationRunner]) -> None:
-    """The count is kept."""
+    """The count is stored with the operation."""
     killed(shop, 400, "fails")
     shop.start()
     made = begun(shop, rate=40.0, abort_after=60)
@@ -340,7 +340,7 @@ def test_it_stops_when_so_many_died_again_those_of_a_former_leader_too(shop: Sho
 
 
 def test_it_stops_when_so_great_a_part_died_again(shop: Shop, run: Callable[[], OperationRunner]) -> None:
-    """Of those that have ended: the dead letters of a task that is mended go, and those of another that is not stop it."""
+    """Dead letters of a repaired task go, and those of a broken one stop it; the share is of those that have ended."""
     killed(shop, 40, "ok", begin="good")
     killed(shop, 360, "fails", begin="bad")
     shop.start()
@@ -354,11 +354,11 @@ def test_it_stops_when_so_great_a_part_died_again(shop: Shop, run: Callable[[], 
     assert [each.acted for each in audit.entries(runtime_of(shop).transport, 2)] == ["stopped", "begun"]
 
 
-# what is wrong with the broker, or with what is stored
+# faults of the broker, and of the stored data
 
 
 def test_a_full_server_takes_operations_in_and_carries_them_out(shop: Shop, run: Callable[[], OperationRunner]) -> None:
-    """Begun, paused, resumed, carried out and recorded: a purge is what makes room."""
+    """Begun, paused, resumed, carried out and recorded: a purge must be possible, because it frees memory."""
     killed(shop, 50)
     client = shop.server.client
     client.config_set("maxmemory", 1)
@@ -372,7 +372,7 @@ def test_a_full_server_takes_operations_in_and_carries_them_out(shop: Shop, run:
 
 
 def test_it_goes_on_when_the_server_is_back(shop: Shop, run: Callable[[], OperationRunner]) -> None:
-    """A server that was killed keeps what it had; the operation waits, and goes on by itself."""
+    """The server was killed and keeps its data; the operation waits, and goes on by itself."""
     shop.server.stop()
     shop.server.options["appendonly"] = "yes"
     shop.server.start().keep_everything()
@@ -387,7 +387,7 @@ def test_it_goes_on_when_the_server_is_back(shop: Shop, run: Callable[[], Operat
 
 
 def test_a_count_that_no_number_holds_loses_no_message(shop: Shop, run: Callable[[], OperationRunner]) -> None:
-    """A stranger's count of twenty digits: what waits goes on waiting."""
+    """A stranger has stored a count of twenty digits: waiting messages keep waiting."""
     worker = shop.start()
     shop.send("ok", countdown=3600)
     client = shop.server.client
@@ -414,7 +414,7 @@ def test_a_count_that_no_number_holds_loses_no_message(shop: Shop, run: Callable
 def test_what_strangers_wrote_moves_nothing_and_stops_nobody(
     shop: Shop, run: Callable[[], OperationRunner], fields: dict[str, str]
 ) -> None:
-    """It fails, with a reason; the next one is carried out."""
+    """Such an operation fails with a reason, and the next one is carried out."""
     killed(shop, 10)
     hostile = begun(shop)
     shop.server.client.hset(f"redelivery:operation:{hostile.id}", mapping=fields)
@@ -427,7 +427,7 @@ def test_what_strangers_wrote_moves_nothing_and_stops_nobody(
 
 
 def test_a_key_that_is_no_operation_stops_nobody(shop: Shop, run: Callable[[], OperationRunner]) -> None:
-    """A list in its place."""
+    """A list is stored in its place."""
     killed(shop, 3)
     hostile = begun(shop)
     shop.server.client.delete(f"redelivery:operation:{hostile.id}")
@@ -438,7 +438,7 @@ def test_a_key_that_is_no_operation_stops_nobody(shop: Shop, run: Callable[[], O
 
 
 def test_an_operation_that_cannot_be_carried_out_says_why(shop: Shop, run: Callable[[], OperationRunner]) -> None:
-    """An archive that cannot be written, say: no letter leaves."""
+    """If the archive cannot be written, for instance, no dead letter leaves."""
     killed(shop, 3)
     target = shop.folder / "file"
     target.write_text("")
@@ -451,7 +451,7 @@ def test_an_operation_that_cannot_be_carried_out_says_why(shop: Shop, run: Calla
 def test_a_stored_operation_that_names_another_place_writes_nothing(
     shop: Shop, run: Callable[[], OperationRunner], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Anybody who may write to the broker may store one: it is looked at again by the process that carries it out."""
+    """Every client that may write to the broker may store one: the process that carries it out checks it again."""
     killed(shop, 3)
     place = tmp_path / "elsewhere"
     with monkeypatch.context() as forged:
@@ -468,7 +468,7 @@ def test_a_stored_operation_that_names_another_place_writes_nothing(
 def test_a_stored_operation_that_names_a_queue_of_tasks_takes_none(
     shop: Shop, run: Callable[[], OperationRunner], monkeypatch: pytest.MonkeyPatch, kind: Kind
 ) -> None:
-    """Its messages are not dead, whatever a stranger has stored."""
+    """The messages of that queue are not dead, whatever a stranger has stored."""
     ids = [shop.send("ok") for _ in range(3)]
     with monkeypatch.context() as forged:
         forged.setattr(operation, "check", lambda *_: None)
@@ -485,7 +485,7 @@ def test_a_stored_operation_that_names_a_queue_of_tasks_takes_none(
 
 
 def test_letters_are_moved_and_purged_by_a_filter_and_a_limit(shop: Shop, run: Callable[[], OperationRunner]) -> None:
-    """Each with its events, its actor, and where it went."""
+    """Each with its events, its actor, and its target."""
     killed(shop, 30, "ok", begin="a")
     killed(shop, 30, "fails", begin="b")
     run()
@@ -514,7 +514,7 @@ def test_what_waits_is_cancelled_by_task(shop: Shop, run: Callable[[], Operation
 
 
 def test_letters_that_cannot_go_back_are_counted_by_reason(shop: Shop, run: Callable[[], OperationRunner]) -> None:
-    """Once each, however often the queue is walked through."""
+    """Each is counted once, however often the queue is walked."""
     killed(shop, 10)
     shop.server.client.lpush(LETTERS, *[b"nothing %d" % number for number in range(5)])
     run()
@@ -528,7 +528,7 @@ def test_operations_of_one_queue_go_one_after_another(shop: Shop, run: Callable[
     killed(shop, 100)
     run()
     first = begun(shop, rate=60.0)
-    until(lambda: found(shop, first).moved > 5)  # of two that are begun in one millisecond either may go first
+    until(lambda: found(shop, first).moved > 5)  # two that begin in the same millisecond may run in any order
     second = begun(shop, Kind.PURGE)
     until(lambda: found(shop, first).moved > 20)
     assert found(shop, second).state is State.WAITING
@@ -537,7 +537,7 @@ def test_operations_of_one_queue_go_one_after_another(shop: Shop, run: Callable[
 
 
 def test_nobody_leads_while_there_is_nothing_to_do(shop: Shop, run: Callable[[], OperationRunner]) -> None:
-    """An idle broker is asked one question every two seconds by each process."""
+    """Each process asks an idle broker one question every two seconds."""
     runner = run()
     assert not runner.leads()
     assert not shop.server.client.exists("redelivery:operator")

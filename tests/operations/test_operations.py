@@ -1,4 +1,4 @@
-"""Operations that the broker keeps: what may follow what, how they are stored and read, and what a preview says."""
+"""Operations stored on the broker: their states, how they are stored and read, and their preview."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ABOUT = {"kind": "redrive", "queue": LETTERS, "filter": {}, "options": {}, "acto
 
 
 def begun(desk: Desk, kind: Kind = Kind.REDRIVE, chosen: Filter | None = None, **options: Any) -> Operation:
-    """An operation over the letters of the desk."""
+    """A new operation on the desk's dead letters."""
     return operation.begin(desk.install, kind, LETTERS, chosen or Filter(), Options(**options), actor="ana", why="mended")
 
 
@@ -27,7 +27,7 @@ def begun(desk: Desk, kind: Kind = Kind.REDRIVE, chosen: Filter | None = None, *
 
 
 def test_an_operation_is_kept_with_all_that_was_asked(desk: Desk) -> None:
-    """What `begin` stored is what `found` reads, by its id and by the beginning of it."""
+    """`found` reads what `begin` stored, by the id and by its beginning."""
     chosen = Filter(tasks=("shop.*",), reasons=frozenset({"exhausted"}), died_before_ms=7)
     made = begun(desk, chosen=chosen, rate=200.0, canary=10, limit=500)
     assert (made.state, made.actor, made.why, made.filter) == (State.WAITING, "ana", "mended", chosen)
@@ -60,7 +60,7 @@ def test_an_operation_is_kept_with_all_that_was_asked(desk: Desk) -> None:
     ],
 )
 def test_what_cannot_be_read_is_failed(about: str) -> None:
-    """Never does an operation whose filter cannot be read become one without a filter."""
+    """An operation whose filter cannot be read must never run without a filter."""
     read = Operation.of(StoredOperation(operation_id="a", about=about, state="running"))
     assert read.state is State.FAILED
     assert "cannot be read" in read.message
@@ -70,7 +70,7 @@ def test_what_cannot_be_read_is_failed(about: str) -> None:
     "progress", ["{", "[]", '{"left": [], "deaths": {}, "total": -1, "matched": true, "gone": "1"}', "[" * 100_000]
 )
 def test_a_progress_that_cannot_be_read_counts_as_none(progress: str) -> None:
-    """The operation itself is still what it is."""
+    """The operation itself is unchanged."""
     read = Operation.of(StoredOperation(operation_id="a", about=json.dumps(ABOUT), state="running", progress=progress, moved=3))
     assert (read.state, read.moved, read.total, read.matched, read.gone, dict(read.left)) == (State.RUNNING, 3, 0, 0, 0, {})
 
@@ -84,7 +84,7 @@ def test_a_progress_that_cannot_be_read_counts_as_none(progress: str) -> None:
     ],
 )
 def test_a_filter_is_its_words(chosen: Filter) -> None:
-    """There and back through JSON."""
+    """It survives the conversion to JSON and back."""
     assert Filter.from_dict(json.loads(json.dumps(chosen.to_dict()))) == chosen
 
 
@@ -92,7 +92,7 @@ def test_a_filter_is_its_words(chosen: Filter) -> None:
 
 
 def test_it_is_paused_resumed_and_aborted_and_each_is_recorded(desk: Desk) -> None:
-    """With who did it and why; what has ended stays so."""
+    """With the actor and the reason; an operation that has ended stays so."""
     made = begun(desk)
     assert operation.pause(desk.install, made.id, "ben", "lunch").state is State.PAUSED
     assert operation.found(desk.install, made.id).message == "paused by ben: lunch"
@@ -112,13 +112,13 @@ def test_it_is_paused_resumed_and_aborted_and_each_is_recorded(desk: Desk) -> No
 
 
 def test_nothing_follows_an_end() -> None:
-    """From no state that is an end may an operator bring an operation anywhere."""
+    """An operator cannot change the state of an operation that has ended."""
     assert not any(ENDED & states for states in ALLOWED.values())
 
 
 @pytest.mark.parametrize("given", ["", "abc", "nothing-like-it"])
 def test_an_operation_that_is_not_there_is_said_so(desk: Desk, given: str) -> None:
-    """With where to look."""
+    """The error says where to look."""
     begun(desk)
     with pytest.raises(InputError, match="redelivery ops list"):
         operation.found(desk.install, given)
@@ -141,14 +141,14 @@ def test_an_operation_that_is_not_there_is_said_so(desk: Desk, given: str) -> No
     ],
 )
 def test_what_cannot_be_carried_out_is_refused_at_once(desk: Desk, kind: Kind, options: dict[str, Any], why: str) -> None:
-    """Not an hour later, in a worker's log."""
+    """The error comes at once, not an hour later in a worker's log."""
     with pytest.raises(InputError, match=why):
         begun(desk, kind, **options)
     assert operation.listed(desk.install) == []
 
 
 def test_the_oldest_that_ended_are_forgotten(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What has not ended is kept, however old."""
+    """Operations that have not ended are kept, however old they are."""
     monkeypatch.setattr("redelivery.workers.brokers.redis.operations.MAX_OPERATIONS", 3)
     first = begun(desk)
     others = [operation.abort(desk.install, begun(desk).id, "ana").id for _ in range(4)]
@@ -168,7 +168,7 @@ def test_operations_are_in_the_order_in_which_they_were_begun(desk: Desk) -> Non
 
 
 def test_a_preview_counts_by_task_cause_and_target_and_changes_nothing(desk: Desk) -> None:
-    """And shows ten examples."""
+    """It also shows ten examples."""
     for number in range(12):
         desk.die(reason="exhausted" if number % 3 else "rejected")
     before = desk.client.lrange(desk.keys.list(LETTERS), 0, -1)

@@ -1,4 +1,4 @@
-"""The events of one task in the log: those of its id or of its beginning, however many others there are."""
+"""The events of one task in the log, by its id or its beginning, however many others there are."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def recorded(desk: Desk, task_id: str, outcome: Outcome) -> None:
 
 
 def test_the_events_of_a_task_are_found_among_others_piece_by_piece(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The oldest first, up to a bound that is said; what is none of ours is passed over."""
+    """The oldest first, up to a bound that the output names; foreign entries are skipped."""
     monkeypatch.setattr(task_life, "ENTRIES", 7)
     for number in range(30):
         recorded(desk, f"other-{number}", Outcome.SUCCEEDED)

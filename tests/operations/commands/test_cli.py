@@ -1,4 +1,4 @@
-"""The command line from outside: in processes of its own, by exit codes and by what is said in one line."""
+"""The command line from outside: in processes of its own, by exit codes and one-line messages."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ def test_celery_runs_it_as_a_command_of_its_own(command: Command, desk: Desk) ->
 
 
 def test_the_app_may_come_from_the_environment(command: Command) -> None:
-    """`CELERY_APP`, as for Celery."""
+    """`CELERY_APP` works as for Celery."""
     assert command.run("dlq", "list", CELERY_APP="shopfront").returncode == 0
 
 
 def test_a_reader_that_goes_away_is_no_error(command: Command, desk: Desk) -> None:
-    """`redelivery … | head`: quiet, exit code 0."""
+    """`redelivery … | head` writes no error, and the exit code is 0."""
     raw: Any = None
     desk.die()
     raw = desk.client.lindex(LETTERS, 0)
@@ -65,7 +65,7 @@ def test_a_reader_that_goes_away_is_no_error(command: Command, desk: Desk) -> No
 
 
 def test_a_long_redrive_that_is_interrupted_says_how_far_it_came(command: Command, desk: Desk) -> None:
-    """Exit code 130; each letter is in one place."""
+    """The exit code is 130, and each dead letter is in exactly one place."""
     desk.die()
     raw: Any = desk.client.lindex(LETTERS, 0)
     desk.client.lpush(LETTERS, *[raw] * 99)
@@ -78,12 +78,12 @@ def test_a_long_redrive_that_is_interrupted_says_how_far_it_came(command: Comman
     moved = int(desk.client.llen(QUEUE))
     assert moved + int(desk.client.llen(LETTERS)) == 100
     said = int(err.splitlines()[-1].split()[1])
-    assert moved - 2 <= said <= moved  # the batch whose answer was under way
+    assert moved - 2 <= said <= moved  # the batch that had been sent
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
 def test_the_dispatcher_runs_alone_until_it_is_told_to_stop(command: Command, desk: Desk, number: int, code: int) -> None:
-    """It moves what is due, hands the lead on, and ends with the code of its signal."""
+    """It moves what is due, passes its lead on, and ends with the exit code of the signal."""
     process = command.start("-A", "shopfront", "dispatcher")
     until(lambda: desk.client.exists(desk.keys.dispatcher))
     task_id = desk.delay(task_message("soon"), 100)
@@ -96,7 +96,7 @@ def test_the_dispatcher_runs_alone_until_it_is_told_to_stop(command: Command, de
 
 
 def test_outcomes_are_followed_as_they_come(command: Command, desk: Desk) -> None:
-    """The newest first batch in order, then each new event; Ctrl-C ends it with 130."""
+    """First the newest events in order, then each new event; Ctrl-C ends it with 130."""
     desk.die(task_message("before"))
     process = command.start("-A", "shopfront", "outcomes", "tail", "--follow", "--json")
     assert process.stdout is not None
@@ -159,7 +159,7 @@ def test_the_whole_life_of_a_task_is_in_one_place(desk: Desk) -> None:
 
 
 def test_what_was_not_looked_at_is_said(desk: Desk) -> None:
-    """Events and lists beyond the bound."""
+    """There are more events and messages than the bound on a look."""
     desk.die(task_message("a"))
     for _ in range(300):
         desk.publish()
@@ -187,7 +187,7 @@ def test_the_books_are_exported(desk: Desk, folder: Path, kind: str) -> None:
 
 
 def test_a_command_that_does_not_need_the_books_does_not_load_them() -> None:
-    """Nobody waits for Spark or pyarrow who does not ask for it."""
+    """Only the commands that need Spark or pyarrow wait for their import."""
     code = (
         "import sys; from click.testing import CliRunner; from redelivery.workers.cli.main import redelivery\n"
         "for words in ('', 'dlq redrive', 'outcomes tail', 'outcomes export', 'inventory export', 'task show', 'delayed list'):\n"
@@ -209,7 +209,7 @@ def test_every_command_is_there_and_helps() -> None:
 
 @pytest.mark.slow
 def test_a_task_that_died_is_redriven_and_succeeds(shop: Callable[..., Shop]) -> None:
-    """A real worker, the real command: the same id, one generation on, one outcome in each life."""
+    """With a real worker and the real command: the same id, the next generation, one outcome in each life."""
     here = shop(conf={"worker_lost_wait": 0.5})
     here.start()
     task_id = here.send("kills", 3)

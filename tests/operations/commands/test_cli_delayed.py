@@ -1,4 +1,4 @@
-"""`redelivery delayed`: what waits is shown, cancelled, promoted and rescheduled, each in one step with its event."""
+"""`redelivery delayed`: waiting messages are shown, cancelled, promoted and rescheduled, each in one step with its event."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ HOUR = 3_600_000
 
 
 def waiting(desk: Desk) -> list[tuple[str, int]]:
-    """What waits: task id, and in how many ms from now."""
+    """Messages that wait: task id, and in how many ms each is due."""
     now = desk.transport.now_ms()
     return [(each.contents.task_id, each.due_ms - now) for each in RedisDelayStore(desk.transport).soonest(100)]
 
 
 def test_show_gives_the_whole_message(desk: Desk) -> None:
-    """Its arguments and its due time; hidden where the settings say so, and hostile text as text."""
+    """Arguments and due time are shown; `redact` hides the arguments, and hostile text is escaped."""
     desk.delay(task_message("a", body=body_of(42, "\x1b[2Jblue")), HOUR)
     done = desk.run("delayed", "show", "a")
     assert done.exit_code == 0
@@ -44,15 +44,15 @@ def test_show_gives_the_whole_message(desk: Desk) -> None:
 
 @pytest.mark.parametrize("words", [("show",), ("cancel",), ("promote",), ("reschedule", "--in", "5m")])
 def test_a_task_that_does_not_wait_is_an_error(desk: Desk, words: tuple[str, ...]) -> None:
-    """One line, which names it."""
+    """One line names the task."""
     done = desk.run("delayed", *words, "nope")
     assert (done.exit_code, done.stdout) == (2, "")
     assert "task nope is not delayed" in done.stderr
 
 
-@pytest.mark.filterwarnings("ignore:Call to deprecated setex")  # Celery's own, in its result backend
+@pytest.mark.filterwarnings("ignore:Call to deprecated setex")  # Celery's own key, in its result backend
 def test_cancel_takes_it_out_for_good(desk: Desk) -> None:
-    """Recorded as cancelled by an operator; the other stays; nothing of it is left in the store."""
+    """It is recorded as cancelled by an operator, nothing of it is left in the store, and the other message stays."""
     desk.app.conf.result_backend = desk.server.url
     desk.delay(task_message("a"), HOUR)
     desk.delay(task_message("b"), 2 * HOUR)
@@ -70,7 +70,7 @@ def test_cancel_takes_it_out_for_good(desk: Desk) -> None:
 
 
 def test_promote_makes_it_due_now(desk: Desk) -> None:
-    """The dispatcher's next look moves it to its queue; its other headers are as they were."""
+    """The dispatcher's next look moves it to its queue; its other headers are unchanged."""
     desk.delay(task_message("a", custom="kept"), HOUR)
     assert desk.run("delayed", "promote", "a").stdout == "1 message promoted.\n"
     [(_, left)] = waiting(desk)
@@ -85,7 +85,7 @@ def test_promote_makes_it_due_now(desk: Desk) -> None:
 
 @pytest.mark.parametrize(("words", "expected"), [(("--in", "15m"), 900_000), (("--in", "3h"), 3 * HOUR), (("--in", "0"), 0)])
 def test_reschedule_gives_it_another_time(desk: Desk, words: tuple[str, ...], expected: int) -> None:
-    """Earlier or later, by the broker's clock; body, properties and headers stay, the ETA follows."""
+    """Earlier or later, by the broker's clock. Body, properties and headers stay; the ETA becomes the new time."""
     message = task_message("a", priority=6, custom="kept")
     desk.delay(message, HOUR)
     desk.delay(task_message("b"), 2 * HOUR)
@@ -106,7 +106,7 @@ def test_reschedule_gives_it_another_time(desk: Desk, words: tuple[str, ...], ex
 
 
 def test_reschedule_to_a_time_of_day(desk: Desk) -> None:
-    """With a zone, or in UTC."""
+    """With a time zone, or in UTC."""
     desk.delay(task_message("a"), HOUR)
     for text in ("2100-01-01T09:00:00+01:00", "2100-01-01T08:00:00"):
         assert "2100-01-01 08:00:00Z" in desk.run("delayed", "reschedule", "a", "--at", text).stdout
@@ -116,7 +116,7 @@ def test_reschedule_to_a_time_of_day(desk: Desk) -> None:
 
 @pytest.mark.parametrize("words", [(), ("--in", "5m", "--at", "2100-01-01T00:00:00Z"), ("--at", "soon"), ("--in", "soon")])
 def test_a_time_that_cannot_be_read_is_an_error(desk: Desk, words: tuple[str, ...]) -> None:
-    """And nothing has changed."""
+    """Nothing is changed."""
     desk.delay(task_message("a"), HOUR)
     before = RedisDelayStore(desk.transport).of_task("a")
     assert desk.run("delayed", "reschedule", "a", *words).exit_code == 2
@@ -125,7 +125,7 @@ def test_a_time_that_cannot_be_read_is_an_error(desk: Desk, words: tuple[str, ..
 
 @pytest.mark.parametrize("words", [("cancel",), ("promote",), ("reschedule", "--in", "5m")])
 def test_a_dry_run_changes_nothing(desk: Desk, words: tuple[str, ...]) -> None:
-    """It says what would be."""
+    """The command prints what it would do."""
     desk.delay(task_message("a"), HOUR)
     before, events = RedisDelayStore(desk.transport).of_task("a"), len(desk.events)
     done = desk.run("delayed", *words, "a", "--dry-run")
@@ -136,7 +136,7 @@ def test_a_dry_run_changes_nothing(desk: Desk, words: tuple[str, ...]) -> None:
 
 
 def test_what_has_become_due_meanwhile_is_left_alone(desk: Desk) -> None:
-    """The dispatcher was quicker: nothing is recorded."""
+    """The dispatcher has moved it before the command: nothing is recorded."""
     desk.delay(task_message("a"), HOUR)
     [found] = RedisDelayStore(desk.transport).of_task("a")
     delayed_changes.reschedule(desk.install, found, due_ms=None)
@@ -149,7 +149,7 @@ def test_what_has_become_due_meanwhile_is_left_alone(desk: Desk) -> None:
 
 @pytest.mark.parametrize("is_undelivered", [True, False])
 def test_a_dead_letter_that_waits_is_no_delayed_message(desk: Desk, is_undelivered: bool) -> None:
-    """It is shown as what it is, and refused: it waits for its queue, or for its handler."""
+    """It is shown as a dead letter, and a change is refused: it waits for its queue, or for its handler."""
     facts: dict[str, Any] = {"reason": "exhausted", "at_ms": 5, "seen_ms": 1, "attempt": None, "failed": None}
     letter = dead(task_message("a"), QUEUE, dead_letter_queue="DLQ.orders", **facts)
     desk.delay(undelivered(letter, "DLQ.orders") if is_undelivered else letter, HOUR)
@@ -161,7 +161,7 @@ def test_a_dead_letter_that_waits_is_no_delayed_message(desk: Desk, is_undeliver
 
 @pytest.mark.parametrize("act", ["cancel", "reschedule"])
 def test_a_change_that_the_broker_refuses_changes_nothing(desk: Desk, act: str) -> None:
-    """A log of another type: the message waits as it did."""
+    """If the log is a key of another type, the message keeps waiting unchanged."""
     desk.delay(task_message("a"), HOUR)
     desk.client.delete(desk.keys.outcomes)
     desk.client.set(desk.keys.outcomes, "x")
@@ -172,7 +172,7 @@ def test_a_change_that_the_broker_refuses_changes_nothing(desk: Desk, act: str) 
 
 
 def test_a_full_broker_lets_a_message_be_promoted(desk: Desk) -> None:
-    """The script frees before it writes."""
+    """The script frees memory before it writes."""
     desk.delay(task_message("a"), HOUR)
     desk.client.config_set("maxmemory-policy", "noeviction")
     desk.client.config_set("maxmemory", 1)
@@ -183,7 +183,7 @@ def test_a_full_broker_lets_a_message_be_promoted(desk: Desk) -> None:
 
 
 def test_it_works_below_a_key_prefix(any_server: Server) -> None:
-    """As everything does."""
+    """All keys of the command are below the prefix."""
     desk = Desk(any_server, prefix="shop:")
     desk.delay(task_message("a"), HOUR)
     desk.delay(task_message("b"), HOUR)

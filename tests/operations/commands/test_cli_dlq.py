@@ -27,20 +27,20 @@ def test_list_shows_each_queue_with_its_letters_and_reasons(desk: Desk) -> None:
     assert done.exit_code == 0
     heading, line = done.output.splitlines()
     assert heading.split("\t") == ["dead-letter queue", "origin", "dead letters", "oldest", "newest", "reasons"]
-    old = r"2h(?: \d+s)? ago"  # the clock goes on between the deaths and the look
+    old = r"2h(?: \d+s)? ago"  # the clock advances between the deaths and the look
     assert re.fullmatch(rf"{LETTERS}\t{QUEUE}\t3\t{old}\t{old}\texhausted 2, worker_lost 1", line.strip()), line
 
 
 @pytest.mark.parametrize("words", [("--json", "dlq", "list"), ("dlq", "list", "--json")])
 def test_json_is_asked_for_before_or_after_the_command(desk: Desk, words: tuple[str, ...]) -> None:
-    """Both give the same."""
+    """Both positions of `--json` give the same output."""
     desk.die()
     [found] = json.loads(desk.run(*words).stdout)
     assert (found["name"], found["origin"], found["letters"], found["reasons"]) == (LETTERS, QUEUE, 1, {"exhausted": 1})
 
 
 def test_show_gives_the_newest_letters_a_line_each(desk: Desk) -> None:
-    """And says on stderr how many more there are."""
+    """The number of the others is on stderr."""
     ids = [desk.die(said=f"no {number}") for number in range(3)]
     done = desk.run("dlq", "show", LETTERS, "--limit", "2")
     lines = done.stdout.splitlines()
@@ -64,14 +64,14 @@ def test_show_by_id_gives_the_whole_letter(desk: Desk) -> None:
 
 
 def test_show_full_gives_whole_letters_without_ids(desk: Desk) -> None:
-    """A page of them."""
+    """It shows one page of them."""
     ids = [desk.die() for _ in range(2)]
     done = desk.run("dlq", "show", LETTERS, "--full")
     assert all(f"task id\t{task_id}" in done.stdout for task_id in ids)
 
 
 def test_an_id_that_is_not_there_is_an_error(desk: Desk) -> None:
-    """One line, which names it."""
+    """One line names the id."""
     desk.die()
     done = desk.run("dlq", "show", LETTERS, "--id", "nope")
     assert (done.exit_code, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
@@ -90,7 +90,7 @@ def test_arguments_are_hidden_where_the_settings_say_so(desk: Desk, monkeypatch:
 
 @pytest.mark.parametrize("words", [(), ("--full",), ("--json",), ("--full", "--json")])
 def test_hostile_letters_do_nothing_to_a_terminal(desk: Desk, words: tuple[str, ...]) -> None:
-    """Escape sequences in a name, an argument, a message, a traceback, a queue's name come out as text."""
+    """Escape sequences in a name, an argument, a message, a traceback or a queue's name are shown as text."""
     desk.die(
         task_message(f"id{HOSTILE}", f"task{HOSTILE}", body=body_of(HOSTILE)), exception=f"E{HOSTILE}", said=HOSTILE, reason=HOSTILE
     )
@@ -100,7 +100,7 @@ def test_hostile_letters_do_nothing_to_a_terminal(desk: Desk, words: tuple[str, 
 
 
 def test_bytes_that_are_no_message_are_shown_as_such(desk: Desk) -> None:
-    """As a line, and as a whole letter."""
+    """Both in a line and as a whole dead letter."""
     desk.publish(b"\x1b[2Jgarbage\xff", LETTERS)
     for words in ((), ("--full",)):
         done = desk.run("dlq", "show", LETTERS, *words)
@@ -123,7 +123,7 @@ def test_redrive_says_what_went_back(desk: Desk) -> None:
 
 
 def test_redrive_by_id_takes_that_letter_alone(desk: Desk) -> None:
-    """Several may be named."""
+    """Several ids may be given."""
     ids = [desk.die() for _ in range(4)]
     done = desk.run("dlq", "redrive", LETTERS, "--id", ids[2], "--id", ids[0])
     assert done.output == f"2 dead letters of {LETTERS} went back: {QUEUE} 2.\n"
@@ -131,7 +131,7 @@ def test_redrive_by_id_takes_that_letter_alone(desk: Desk) -> None:
 
 
 def test_redrive_says_what_stays_and_why(desk: Desk) -> None:
-    """Letters that cannot go back, members of a chord, nothing chosen."""
+    """Dead letters that cannot go back, members of a chord, and a filter that chooses none."""
     desk.publish(b"garbage", LETTERS)
     desk.die(task_message(body=body_of(chord={"task": "x"}), group="g"))
     done = desk.run("dlq", "redrive", LETTERS, "--all")
@@ -144,7 +144,7 @@ def test_redrive_says_what_stays_and_why(desk: Desk) -> None:
 
 
 def test_a_dry_run_says_what_would_go_back(desk: Desk) -> None:
-    """And leaves it."""
+    """The dead letters stay."""
     desk.die()
     assert (
         desk.run("dlq", "redrive", LETTERS, "--all", "--dry-run").output
@@ -195,7 +195,7 @@ def test_letters_are_chosen_by_age(desk: Desk) -> None:
 
 
 def test_purge_without_a_terminal_needs_yes_and_says_what_it_did(desk: Desk) -> None:
-    """The filters are the redrive's; a choice must be made; --json gives the counts."""
+    """The filters are those of redrive; a choice must be made; `--json` gives the counts."""
     ids = [desk.die(reason=reason) for reason in ("expired", "exhausted", "expired")]
     assert desk.run("dlq", "purge", LETTERS).exit_code == 2
     assert desk.run("dlq", "purge", LETTERS, "--all", "--reason", "expired").exit_code == 2
@@ -209,7 +209,7 @@ def test_purge_without_a_terminal_needs_yes_and_says_what_it_did(desk: Desk) -> 
 
 
 def test_purge_archives_first_where_it_is_told_to(desk: Desk, tmp_path: Path) -> None:
-    """And says where."""
+    """The command prints the place of the archive."""
     desk.die()
     done = desk.run("dlq", "purge", LETTERS, "--all", "--yes", "--archive", str(tmp_path))
     assert (done.exit_code, "1 file." in done.stdout) == (0, True)
@@ -221,7 +221,7 @@ def test_purge_archives_first_where_it_is_told_to(desk: Desk, tmp_path: Path) ->
 def test_a_terminal_is_asked_first(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], answer: str, left: int
 ) -> None:
-    """No is no; letters that are named by --id need no question."""
+    """The answer "no" changes nothing; dead letters named by `--id` are purged without a question."""
     monkeypatch.setattr("redelivery.workers.cli.dlq.changes.is_terminal", lambda: True)
     desk.die()
     command, *more = words
@@ -234,7 +234,7 @@ def test_a_terminal_is_asked_first(
 
 @pytest.mark.parametrize("origin", ["celery.pidbox", "other_app", "redelivery:delayed"])
 def test_who_is_asked_is_told_where_letters_would_go(desk: Desk, monkeypatch: pytest.MonkeyPatch, origin: str) -> None:
-    """By the app's own word: the places that a letter itself names are told to nobody."""
+    """Only targets that the app itself knows are shown; a target that only a dead letter names is not."""
     monkeypatch.setattr("redelivery.workers.cli.dlq.changes.is_terminal", lambda: True)
     desk.client.lpush("other_app", b"theirs")
     desk.die(task_message("honest"))
@@ -249,7 +249,7 @@ def test_who_is_asked_is_told_where_letters_would_go(desk: Desk, monkeypatch: py
 
 
 def test_move_to_another_dead_letter_queue_or_to_a_queue(desk: Desk) -> None:
-    """As dead as it was, or as a redrive; what is neither is refused, and so is where it lies."""
+    """It stays dead in a dead-letter queue, or is redriven to a queue. Any other target is refused, and so is its own queue."""
     for task_id in "abc":
         desk.die(task_message(task_id))
     assert "there is no queue 'nowhere'" in desk.run("dlq", "move", LETTERS, "--all", "--to", "nowhere").stderr
@@ -264,7 +264,7 @@ def test_move_to_another_dead_letter_queue_or_to_a_queue(desk: Desk) -> None:
 
 @pytest.mark.parametrize("how", ["declared", "routed", "consumed", "there", "used"])
 def test_a_command_moves_letters_to_no_queue_where_they_would_run(desk: Desk, how: str) -> None:
-    """A move leaves them dead: where a worker runs what is put there, only a redrive may go, and the error says so."""
+    """A move keeps them dead. If a worker consumes the target, only a redrive may put them there, and the error says so."""
     desk.die(task_message("a"))
     if how == "declared":
         desk.app.amqp.queues.add("fast")
@@ -274,7 +274,7 @@ def test_a_command_moves_letters_to_no_queue_where_they_would_run(desk: Desk, ho
         desk.client.hset(desk.keys.watch("fast"), "watcher", "w")
     elif how == "there":
         desk.publish(queue="fast")
-    else:  # somebody had it noted as a dead-letter queue
+    else:  # a client had recorded it as a dead-letter queue
         desk.app.amqp.queues.add("fast")
         desk.client.hset(desk.keys.dead_letter_queues, "fast", QUEUE)
     for more in ((), ("--dry-run",), ("--detach",)):
@@ -285,7 +285,7 @@ def test_a_command_moves_letters_to_no_queue_where_they_would_run(desk: Desk, ho
 
 
 def test_letters_are_moved_to_a_queue_whose_handler_decides(desk: Desk) -> None:
-    """They stay dead there until it has decided; where there is no handler, a worker that consumes it would run them."""
+    """They stay dead there until the handler decides; a worker without a handler would run them."""
     desk.die(task_message("a"))
     for name in ("old", "DLQ.old"):
         desk.app.amqp.queues.add(name)
@@ -297,7 +297,7 @@ def test_letters_are_moved_to_a_queue_whose_handler_decides(desk: Desk) -> None:
 
 
 def test_redrive_to_another_queue(desk: Desk) -> None:
-    """It goes there, and is still a life of its origin; a dead-letter queue is no place to live."""
+    """The task goes there, but its life belongs to its origin queue; a dead-letter queue is no allowed target."""
     desk.die(task_message("a"))
     assert "dlq move" in desk.run("dlq", "redrive", LETTERS, "--all", "--to", LETTERS).stderr
     assert desk.run("dlq", "redrive", LETTERS, "--all", "--to", "elsewhere", "--create").exit_code == 0
@@ -308,7 +308,7 @@ def test_redrive_to_another_queue(desk: Desk) -> None:
 
 
 def test_a_letter_is_edited_before_it_goes_back(desk: Desk, tmp_path: Path) -> None:
-    """What `export --id` prints, changed, is what `redrive --with` takes."""
+    """The output of `export --id`, after a change, is the input of `redrive --with`."""
     body = body_of(1, "wrong")
     task_id = desk.die(task_message("a", body=body, argsrepr="(1, 'wrong')"))
     letter = json.loads(desk.run("dlq", "export", LETTERS, "--id", task_id).stdout)
@@ -336,7 +336,7 @@ def test_a_letter_is_edited_before_it_goes_back(desk: Desk, tmp_path: Path) -> N
     ],
 )
 def test_a_change_that_cannot_be_meant_is_refused(desk: Desk, tmp_path: Path, given: str, said: str) -> None:
-    """The letter stays."""
+    """The dead letter stays where it is."""
     desk.die(task_message("a"))
     (tmp_path / "f").write_text(given)
     done = desk.run("dlq", "redrive", LETTERS, "--id", "a", "--with", str(tmp_path / "f"))
@@ -344,7 +344,7 @@ def test_a_change_that_cannot_be_meant_is_refused(desk: Desk, tmp_path: Path, gi
 
 
 def test_what_cannot_be_edited_stays(desk: Desk, tmp_path: Path) -> None:
-    """A pickled body is never opened, so that its arguments cannot be changed; many letters are not changed at once."""
+    """A pickled body is never opened, so its arguments cannot be changed; nor can many dead letters be changed at once."""
     message = {**task_message("a"), "content-type": "application/x-python-serialize"}
     desk.die(message)
     (tmp_path / "f").write_text('{"args": [1]}')
@@ -354,7 +354,7 @@ def test_what_cannot_be_edited_stays(desk: Desk, tmp_path: Path) -> None:
 
 
 def test_export_writes_files_or_prints_lines(desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All letters where none is chosen; what is printed is redacted where the settings say so; nothing leaves."""
+    """Without a filter it takes all; printed lines are redacted if the settings say so; the queue keeps its dead letters."""
     ids = [desk.die(task_message(body=body_of("secret-word"))) for _ in range(3)]
     done = desk.run("dlq", "export", LETTERS)
     assert [json.loads(line)["task_id"] for line in done.stdout.splitlines()] == ids
@@ -367,7 +367,7 @@ def test_export_writes_files_or_prints_lines(desk: Desk, tmp_path: Path, monkeyp
 
 
 def test_causes_are_told_with_an_example(desk: Desk) -> None:
-    """Of one queue, or of all; as a table, and as JSON."""
+    """For one queue or for all, as a table and as JSON."""
     assert desk.run("dlq", "causes").stdout == "There are no dead letters.\n"
     for number in range(2):
         desk.die(task_message(f"v{number}"), said=f"no {number}", ago_ms=7_200_000)
@@ -386,7 +386,7 @@ def test_causes_are_told_with_an_example(desk: Desk) -> None:
 
 @pytest.mark.parametrize("command", [("export",), ("causes",)])
 def test_hostile_letters_do_nothing_to_a_terminal_in_other_listings(desk: Desk, command: tuple[str, ...]) -> None:
-    """They come out as text."""
+    """Their control characters are escaped."""
     desk.die(task_message(f"id{HOSTILE}", f"task{HOSTILE}"), exception=f"E{HOSTILE}", said=HOSTILE, reason=HOSTILE)
     done = desk.run("dlq", *command, LETTERS)
     assert (done.exit_code, harmless(done.stdout)) == (0, True)

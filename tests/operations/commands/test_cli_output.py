@@ -1,4 +1,4 @@
-"""What the commands print: texts, durations, times and tables, whatever they are given."""
+"""The output of the commands: texts, durations, times and tables, for any values."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @given(st.text())
 def test_safe_text_is_one_harmless_line(text: str) -> None:
-    """Whatever it was; plain text stays as it is."""
+    """This holds for any text; plain text is unchanged."""
     shown = safe(text)
     assert harmless(shown)
     assert len(shown.splitlines()) <= 1
@@ -32,7 +32,7 @@ def test_safe_text_is_one_harmless_line(text: str) -> None:
 
 @given(st.text(), st.integers(1, 20))
 def test_short_text_is_no_wider_than_asked(text: str, width: int) -> None:
-    """In characters."""
+    """The width is counted in characters."""
     assert len(short(text, width)) <= width
 
 
@@ -65,7 +65,7 @@ def test_durations_are_written_and_read_by_their_units() -> None:
 
 
 def test_times_out_of_range_are_no_times() -> None:
-    """A letter may say that it died in the year 300,000."""
+    """A dead letter may claim that it died in the year 300,000."""
     assert moment(0) == "1970-01-01 00:00:00Z"
     assert [moment(each) for each in (None, -1, 10**18, float("nan"))] == ["-"] * 4
 
@@ -108,7 +108,7 @@ def test_a_table_that_is_piped_is_whole_and_separated_by_tabs() -> None:
 
 
 def test_a_table_on_a_terminal_is_aligned(terminal: Callable[[int], None]) -> None:
-    """Numbers stand to the right; task ids are cut to what tells them apart."""
+    """Numbers are right-aligned; task ids are cut to as much as tells them apart."""
     terminal(200)
     assert shown([("x", 1), ("y", 100)], ("name", "n")) == ["name    n", "x       1", "y     100"]
     assert [line.split()[0] for line in shown()] == ["task", "3f2a9c1e", "77b0d6aa"]
@@ -119,7 +119,7 @@ def test_a_table_on_a_terminal_is_aligned(terminal: Callable[[int], None]) -> No
 
 @pytest.mark.parametrize("width", range(39, 120))
 def test_a_table_is_never_wider_than_the_terminal(terminal: Callable[[int], None], width: int) -> None:
-    """Columns give room up by their turn, and are left out when even that is not enough."""
+    """Columns are narrowed in a fixed order, and left out if even that is not enough."""
     terminal(width)
     assert max(map(len, shown())) <= width
 
@@ -141,7 +141,7 @@ def test_columns_give_room_up_in_turn(terminal: Callable[[int], None], columns: 
 
 
 def test_columns_are_left_out_in_turn_and_named(terminal: Callable[[int], None]) -> None:
-    """Where cutting is not enough; the others take the room."""
+    """If narrowing is not enough; the other columns use the room."""
     terminal(50)
     assert shown()[1:] == [
         "3f2a9c1e  …nts.charge_card         3  ValueError:…",
@@ -157,7 +157,7 @@ def test_wide_characters_count_twice(terminal: Callable[[int], None]) -> None:
 
 
 def test_words_have_the_colour_of_their_meaning(terminal: Callable[[int], None]) -> None:
-    """Green for what is well, red for what is lost; strangers' words have none."""
+    """Green for good, red for lost; texts from outside have no colour."""
     terminal(80)
     assert table([("dead_lettered", "x")], (Column("outcome", is_coloured=True), "b")).endswith("\x1b[31mdead_lettered\x1b[0m  x")
     assert coloured("succeeded") == "\x1b[32msucceeded\x1b[0m"

@@ -1,4 +1,4 @@
-"""Traps of the command line that are closed: what would go wrong in silence is refused, in one line that says what to do."""
+"""Traps of the command line: mistakes that could pass unnoticed are refused, with one line that says what to do."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def desk(server: Server) -> Iterator[Desk]:
 
 
 def refused(desk: Desk, *words: str) -> str:
-    """The one line with which a command is refused; nothing is changed."""
+    """The line with which a command is refused; also checks that nothing is changed."""
     before = desk.ids(LETTERS)
     done = desk.run(*words)
     assert (done.exit_code, done.stdout, len(done.stderr.splitlines())) == (2, "", 1), done.output
@@ -48,7 +48,7 @@ def refused(desk: Desk, *words: str) -> str:
 
 
 def test_a_redrive_to_a_queue_that_nobody_knows_is_refused(desk: Desk) -> None:
-    """With the nearest name; `--create` makes it, so that it is a queue that others know."""
+    """The error has the most similar name; `--create` creates the queue, and it is known from then on."""
     desk.die()
     assert "no queue 'ordres'; did you mean 'orders'?" in refused(desk, "dlq", "redrive", LETTERS, "--all", "--to", "ordres")
     assert "there is no queue 'night'; to make a new one, say --create" in refused(
@@ -62,7 +62,7 @@ def test_a_redrive_to_a_queue_that_nobody_knows_is_refused(desk: Desk) -> None:
 
 
 def test_a_task_in_a_queue_that_a_redrive_made_is_found(desk: Desk, tmp_path: Path) -> None:
-    """The app does not know the queue; the task's events name it, in the log and in exported files."""
+    """The app does not know the queue, but the task's events name it, in the log and in exported files."""
     task_id = desk.die()
     assert desk.run("dlq", "redrive", LETTERS, "--all", "--to", "night", "--create").exit_code == 0
     assert "is in night" in desk.run("task", "show", task_id).output
@@ -98,7 +98,7 @@ def test_what_is_misspelt_gets_the_nearest_name(desk: Desk) -> None:
 
 
 def test_a_pattern_and_a_task_that_the_app_has_choose_nothing_in_peace(desk: Desk) -> None:
-    """Nothing is misspelt."""
+    """These names are not misspelt, so there is no warning."""
     desk.die(task_message(task="desk.gone"))
     for task in ("desk.pack", "desk.p*", "desk.?"):
         done = desk.run("dlq", "redrive", LETTERS, "--task", task)
@@ -106,7 +106,7 @@ def test_a_pattern_and_a_task_that_the_app_has_choose_nothing_in_peace(desk: Des
 
 
 def test_a_policy_of_a_name_that_nobody_has_is_explained_with_a_hint(desk: Desk) -> None:
-    """A queue or a task may be yet to come."""
+    """The queue or the task may be created later."""
     done = desk.run("policy", "explain", "--queue", "oders", "--task", "desk.pcak")
     assert done.exit_code == 0
     assert done.stderr.splitlines() == [
@@ -116,7 +116,7 @@ def test_a_policy_of_a_name_that_nobody_has_is_explained_with_a_hint(desk: Desk)
 
 
 def test_leave_and_purge_without_a_terminal_need_yes(desk: Desk) -> None:
-    """A dry run does not; nor does a purge of what is named by its id."""
+    """A dry run does not need it, nor does a purge by id."""
     desk.die(task_message(FIRST))
     assert "say --yes" in refused(desk, "leave")
     assert "say --yes" in refused(desk, "dlq", "purge", LETTERS, "--all")
@@ -127,7 +127,7 @@ def test_leave_and_purge_without_a_terminal_need_yes(desk: Desk) -> None:
 
 @pytest.mark.parametrize("words", [("redrive",), ("purge",), ("move", "--to", "DLQ.new", "--create")])
 def test_a_dry_run_without_a_choice_means_all(desk: Desk, words: tuple[str, ...]) -> None:
-    """Whatever it would do; without `--dry-run` a choice must be made."""
+    """For every such command; without `--dry-run` a choice must be made."""
     desk.die()
     done = desk.run("dlq", words[0], LETTERS, *words[1:], "--dry-run")
     assert (done.exit_code, done.stdout.startswith(f"1 dead letter of {LETTERS} would ")) == (0, True), done.output
@@ -135,7 +135,7 @@ def test_a_dry_run_without_a_choice_means_all(desk: Desk, words: tuple[str, ...]
 
 
 def test_the_app_is_named_before_or_after_the_command(desk: Desk) -> None:
-    """The name behind the command wins."""
+    """If both are given, the one after the command wins."""
     name = desk.module.__name__
     desk.run("dlq", "list")
     sys.modules[name] = desk.module
@@ -151,7 +151,7 @@ def test_the_app_is_named_before_or_after_the_command(desk: Desk) -> None:
 
 
 def test_a_beginning_of_six_characters_names_a_task() -> None:
-    """An id that is given whole is meant, whatever else begins so; of several, ten are named."""
+    """A whole id always names its own task; an ambiguous beginning lists at most ten tasks."""
     assert [begins(FIRST, each) for each in (FIRST, "3f2a9c", "3f2a9", "f2a9c1", FIRST + "0")] == [True, True, False, False, False]
     assert meant("3f2a9c1", [FIRST, FIRST, SECOND]) == FIRST
     assert meant("order-1", ["order-1", "order-12"]) == "order-1"
@@ -164,7 +164,7 @@ def test_a_beginning_of_six_characters_names_a_task() -> None:
 
 
 def test_an_id_that_is_too_short_is_answered_with_how_long_it_must_be(desk: Desk) -> None:
-    """Whatever it is the id of; one that is long enough, and still names nothing, is answered without it."""
+    """For each kind of id; a long enough id that names nothing gets no such hint."""
     desk.die(task_message(FIRST))
     desk.delay(task_message(SECOND))
     hint = "give at least 6 characters of an id"
@@ -174,7 +174,7 @@ def test_an_id_that_is_too_short_is_answered_with_how_long_it_must_be(desk: Desk
 
 
 def test_adoption_needs_no_edit() -> None:
-    """An app without `Redelivery(app)` is told what the two lines would change; tasks with the same answer share a line."""
+    """For an app without `Redelivery(app)` the command says what the two lines would change; equal tasks share a line."""
 
     def nothing() -> None:
         pass

@@ -1,4 +1,4 @@
-"""`redelivery audit` behind an export: what the broker has let go of is told from the files, and nothing is told twice."""
+"""`redelivery audit` after an export: records that the broker has dropped come from the files, and none is shown twice."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def recorded(desk: Desk, *whys: str, **more: Any) -> None:
 
 
 def trimmed(desk: Desk, left: int) -> None:
-    """The broker keeps so many records."""
+    """Have the broker keep only so many records."""
     desk.client.xtrim(desk.keys.audit, maxlen=left, approximate=False)
 
 
@@ -31,7 +31,7 @@ def whys(desk: Desk, *words: str) -> list[str]:
 
 
 def test_what_the_broker_has_trimmed_is_told_from_the_export(desk: Desk, folder: Path) -> None:
-    """In order, once each, by actor and operation as well; the newest that were asked for need no file."""
+    """In order, once each, also by actor and by operation; if the broker has enough records, no file is read."""
     uri = str(folder / "out")
     copies(desk, 1)
     begun = desk.json("dlq", "redrive", LETTERS, "--all", "--detach", "--as", "ben", "--why", "begun")
@@ -54,7 +54,7 @@ def test_what_the_broker_has_trimmed_is_told_from_the_export(desk: Desk, folder:
 
 
 def test_a_setting_names_the_place(desk: Desk, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As for `task show`; where it cannot be read, the broker's records are told, and that."""
+    """The same setting as for `task show`. If the place cannot be read, the broker's records are shown, and a note."""
     recorded(desk, "a", "b")
     monkeypatch.setenv("REDELIVERY_OUTCOME_ARCHIVE", str(folder / "out"))
     other = Desk(desk.server)
@@ -72,7 +72,7 @@ def test_a_setting_names_the_place(desk: Desk, folder: Path, monkeypatch: pytest
 
 
 def test_a_place_that_is_named_and_cannot_be_read_is_refused(desk: Desk, folder: Path) -> None:
-    """One line; events that lie there without an audit are none to read."""
+    """One line says so; a place that has events but no audit is refused too."""
     done = desk.run("audit", "--outcomes", str(folder / "nowhere"))
     assert (done.exit_code, "there is nothing at" in done.stderr) == (2, True)
     desk.die()
@@ -81,7 +81,7 @@ def test_a_place_that_is_named_and_cannot_be_read_is_refused(desk: Desk, folder:
 
 
 def test_what_is_in_no_file_and_what_was_not_read_is_said(desk: Desk, folder: Path) -> None:
-    """Beside the records, on standard error; a day is read as a whole."""
+    """The note is on standard error, beside the records; a day is always read as a whole."""
     uri = str(folder / "out")
     recorded(desk, "a", "b", "c")
     trimmed(desk, 1)
@@ -101,7 +101,7 @@ def test_what_is_in_no_file_and_what_was_not_read_is_said(desk: Desk, folder: Pa
 
 
 def test_a_record_that_was_taken_out_of_the_broker_is_told_from_the_file(desk: Desk, folder: Path) -> None:
-    """Whoever may write to the broker can hide it there, and not here."""
+    """A user who may write to the broker can delete it there, but not in the file."""
     uri = str(folder / "out")
     recorded(desk, "a", "b", "c")
     desk.json("outcomes", "export", "--to", uri)
@@ -113,7 +113,7 @@ def test_a_record_that_was_taken_out_of_the_broker_is_told_from_the_file(desk: D
 
 @pytest.mark.parametrize("kind", ["parquet", "jsonl"])
 def test_letters_are_told_from_exported_events(desk: Desk, folder: Path, kind: str) -> None:
-    """An export takes the events out of the log: those with an actor are found in the files, once each, the newest first."""
+    """The export removes events from the log: those with an actor are found in the files, once each, the newest first."""
     uri = str(folder / "out")
     for number in range(3):
         desk.die(task_message(f"task-{number}"))

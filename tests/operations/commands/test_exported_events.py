@@ -1,4 +1,4 @@
-"""`redelivery task show` after an export: the events come from the files, and nothing is told twice."""
+"""`redelivery task show` after an export: events come from the files, and none is shown twice."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ FIRST, SECOND = "3f2a9c1e-6d0b-4f7e-9a51-0c2f6b8e4d01", "3f2a9c77-11aa-4c1e-8b62
 
 
 def outcomes_of(desk: Desk, *words: str) -> list[str]:
-    """What `task show` tells of the task."""
+    """The outcomes that `task show` prints for the task."""
     return [event["outcome"] for event in desk.json("task", "show", *words)["events"]]
 
 
 @pytest.mark.parametrize("kind", ["parquet", "jsonl"])
 def test_exported_events_are_read_beside_the_log(desk: Desk, folder: Path, kind: str) -> None:
-    """In the order of their times, by an id or its beginning; what is in the files and in the log is one event."""
+    """In the order of their times, by an id or its beginning; an event in both the files and the log is shown once."""
     desk.delay(task_message(FIRST))
     desk.die(task_message(SECOND))
     uri = str(folder / "books")
@@ -64,14 +64,14 @@ def test_a_setting_names_the_place_once(desk: Desk, folder: Path, monkeypatch: p
 
 
 def test_a_place_without_events_is_refused(desk: Desk, folder: Path) -> None:
-    """One line; a task of which nothing is known says where else its events may be."""
+    """One line says so; for an unknown task it also says where else its events may be."""
     done = desk.run("task", "show", FIRST, "--outcomes", str(folder / "nowhere"))
     assert (done.exit_code, "there are no exported events at" in done.stderr) == (2, True)
     assert "say where with --outcomes, or set outcome_archive" in desk.run("task", "show", FIRST).stderr
 
 
 def test_the_newest_files_are_read_until_enough_was_looked_at(folder: Path) -> None:
-    """Bounded, and what was left is counted; hidden folders, and what is no event, are passed over or refused."""
+    """The search stops at a bound and counts the files that are left; hidden folders are skipped, a broken file is refused."""
     for hour in range(3):
         place = folder / "date=2026-01-31" / f"hour={hour:02}"
         place.mkdir(parents=True)
@@ -89,7 +89,7 @@ def test_the_newest_files_are_read_until_enough_was_looked_at(folder: Path) -> N
 
 @pytest.mark.parametrize("queue", ["redelivery:outcomes", "unacked", "cache", ""])
 def test_a_queue_that_a_forged_header_names_is_not_looked_into(desk: Desk, queue: str) -> None:
-    """Its events have that name; a key of another type would end the command."""
+    """Its events name that queue, but a key of another type would end the command."""
     desk.client.set("cache", "1")
     desk.client.hset("unacked", "other", "1")
     said = about({"id": FIRST, "task": "t", HEADER: {"origin": {"queue": queue}}}, "celery", b"", Outcome.RECEIVED)

@@ -1,4 +1,4 @@
-"""`redelivery leave`: plain workers take over what waited, and what is left is named."""
+"""`redelivery leave`: plain workers take over waiting messages, and the command lists what is left."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ HOUR = 3_600_000
 
 
 def put(desk: Desk, *messages: dict[str, Any], delay_ms: int = HOUR) -> None:
-    """Into the delay store; the worker that put them there has gone."""
+    """Put messages into the delay store; the worker that put them there is gone."""
     for message in messages:
         desk.delay(message, delay_ms)
     desk.transport.leases.unregister("w")
 
 
 def test_delayed_messages_become_plain_ones_with_an_eta(desk: Desk) -> None:
-    """In their queue, with the time at which they were due; ours would have them wait again, by a header that plain ones ignore."""
+    """In their queue, with their due time as ETA. Our own header would make our workers wait again; plain workers ignore it."""
     put(desk, task_message("a", custom="kept"))
     waiting: Any = desk.client.zrange(desk.keys.due(QUEUE), 0, -1, withscores=True)
     done = leave(desk.install)
@@ -49,7 +49,7 @@ def test_delayed_messages_become_plain_ones_with_an_eta(desk: Desk) -> None:
 
 
 def test_a_later_eta_of_its_own_stays(desk: Desk) -> None:
-    """What expires before it is due leaves the store then; a plain worker looks at both times itself."""
+    """A message that expires before it is due leaves the store when it expires; a plain worker checks both times itself."""
     put(desk, task_message("a", eta="2100-01-01T00:00:00+00:00", redelivery={"served_eta": "2100-01-01T00:00:00+00:00"}))
     leave(desk.install)
     [message] = desk.messages()
@@ -59,7 +59,7 @@ def test_a_later_eta_of_its_own_stays(desk: Desk) -> None:
 
 @pytest.mark.parametrize("count", [PAGE - 1, PAGE, PAGE + 1])
 def test_everything_is_handed_back_in_order(desk: Desk, count: int) -> None:
-    """The first to become due is the first in its queue, over page boundaries; a dry run counts the same and changes nothing."""
+    """The first to become due is first in its queue, across pages; a dry run gives the same counts and changes nothing."""
     put(desk, task_message("first"))
     keys = desk.keys
     members: dict[Any, Any] = {}
@@ -78,7 +78,7 @@ def test_everything_is_handed_back_in_order(desk: Desk, count: int) -> None:
 
 
 def test_what_is_dead_stays_and_is_counted(desk: Desk) -> None:
-    """A letter that waits for its queue, or to be handled again, must not be run by a plain worker."""
+    """A plain worker must not run a dead letter that waits for its queue or for its handler."""
     facts: dict[str, Any] = {"reason": "exhausted", "at_ms": 5, "seen_ms": 1, "attempt": None, "failed": None}
     letter = dead(task_message("a"), QUEUE, dead_letter_queue=LETTERS, **facts)
     desk.die(task_message("b"))
@@ -105,7 +105,7 @@ def test_the_command_says_what_is_left(desk: Desk) -> None:
         assert part in done.stdout
     again = json.loads(desk.run("leave", "--yes", "--json").stdout)
     assert again["handed_back"] == {}
-    [record] = desk.json("audit")  # and none of a dry run, or of what has found nothing
+    [record] = desk.json("audit")  # none of a dry run, or of a run that found nothing
     assert {name: record[name] for name in ("actor", "why", "act", "acted", "queue", "result")} == {
         "actor": "ana",
         "why": "back to plain Celery",
@@ -117,7 +117,7 @@ def test_the_command_says_what_is_left(desk: Desk) -> None:
 
 
 def test_while_workers_run_nobody_leaves(desk: Desk) -> None:
-    """They would take the messages back."""
+    """Workers that run would take the messages back."""
     put(desk, task_message("a"))
     desk.transport.leases.register("living", {"worker": "w1@shop"})
     renew, looks = desk.transport.leases.renew, []
@@ -141,7 +141,7 @@ def test_while_workers_run_nobody_leaves(desk: Desk) -> None:
 
 
 def test_plain_workers_run_what_waited_and_what_a_dead_worker_held(shop: Callable[..., Shop], server: Server) -> None:
-    """An ETA task, one that failed and waits for its redelivery, and one in the hands of a worker that was killed."""
+    """A task with an ETA, a failed task that waits for its redelivery, and one that a killed worker held."""
     settings = {"lease": 2, "queues": {"#": {"redelivery_delay": 3600}}}
     ours = shop(settings=settings)
     worker = ours.start("-Q", "celery")

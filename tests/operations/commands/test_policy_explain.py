@@ -19,7 +19,7 @@ from redelivery.workers.cli.main import Root
 
 @dataclass
 class Context:
-    """What the root command hands on."""
+    """The context that the root command passes on."""
 
     app: Any
     settings: RedeliverySettings
@@ -70,7 +70,7 @@ def test_each_value_is_shown_with_its_source() -> None:
 
 
 def test_the_delays_are_shown_as_ranges_up_to_the_last_attempt() -> None:
-    """Each with its least and its greatest delay; ten at the most."""
+    """Each delay with its minimum and maximum; ten at the most."""
     lines = run("--queue", "orders.eu").output.splitlines()
     assert lines[-6:] == [
         "after attempt 1\t2.5 s - 7.5 s",
@@ -106,7 +106,7 @@ def test_no_limit_and_no_dead_letter_queue_are_said_in_words() -> None:
 
 
 def test_a_decorator_is_seen_through_the_app() -> None:
-    """With an app, the task's own decorator is among the sources, and a `wait` of its own makes the delays unknown."""
+    """With an app, the task's own decorator is among the sources; a decorator with its own `wait` makes the delays unknown."""
     app = Celery("shop", set_as_current=False)
 
     @app.task(name="shop.charge", shared=False)
@@ -133,7 +133,7 @@ def test_a_task_that_the_app_does_not_have_is_explained_from_the_settings() -> N
 
 @pytest.mark.parametrize("rows", [{"#": {"max_redelivery_delay": 0.5}}, {"#": {"dead_letter_queue": "q"}}])
 def test_settings_that_cannot_hold_are_one_line_and_exit_2(rows: dict[str, Any]) -> None:
-    """A contradiction is told without a traceback."""
+    """There is no traceback."""
     result = run("--queue", "q", conf={"queues": rows})
     assert result.exit_code == 2
     assert result.output.startswith("redelivery: error: ")

@@ -1,4 +1,4 @@
-"""What every command shows, as it was agreed: `docs/screens/` is rendered anew, at 80, 120 and 200 columns and piped."""
+"""The agreed output of every command: `docs/screens/` is rendered again, at 80, 120 and 200 columns and piped."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["spark"]
 
 @pytest.fixture(scope="module")
 def desk() -> Iterator[Desk]:
-    """The desk that the screens are of."""
+    """The desk whose data the screens show."""
     with tempfile.TemporaryDirectory(prefix="rd-", ignore_cleanup_errors=True) as folder:
         server = Server(Path(folder), binaries()["valkey"]).start()
         try:
@@ -37,7 +37,7 @@ def desk() -> Iterator[Desk]:
 
 @pytest.mark.parametrize("name", [each for each in SCREENS if each not in BOOKS | RABBITMQ])
 def test_a_screen_is_as_it_was_agreed(desk: Desk, name: str) -> None:
-    """Where it is meant to change: `./dev python -m tests.support.documents.screens`, and look at what it has changed."""
+    """After an intended change: run `./dev python -m tests.support.documents.screens`, and check the differences."""
     assert screen(name, desk) == (FOLDER / f"{name}.txt").read_text()
 
 
@@ -45,14 +45,14 @@ def test_a_screen_is_as_it_was_agreed(desk: Desk, name: str) -> None:
 @pytest.mark.xdist_group("spark")
 @pytest.mark.usefixtures("spark")
 def test_the_screens_of_the_books_are_as_they_were_agreed() -> None:
-    """The same, of events and an inventory that are the same each time."""
+    """The same for the books, from fixed events and a fixed inventory."""
     with with_books():
         for name in sorted(BOOKS):
             assert screen(name) == (FOLDER / f"{name}.txt").read_text()
 
 
 def test_the_screens_of_rabbitmq_are_as_they_were_agreed(rabbit: Rabbit) -> None:
-    """The same, on a virtual host where RabbitMQ has dead-lettered by itself."""
+    """The same for a virtual host on which RabbitMQ has dead-lettered messages by itself."""
     with with_rabbitmq(rabbit):
         for name in sorted(RABBITMQ):
             assert screen(name) == (FOLDER / f"{name}.txt").read_text()
@@ -60,7 +60,7 @@ def test_the_screens_of_rabbitmq_are_as_they_were_agreed(rabbit: Rabbit) -> None
 
 @pytest.mark.parametrize("file", sorted(FOLDER.glob("*.txt")), ids=lambda file: file.stem)
 def test_no_table_is_wider_than_its_screen(file: Path) -> None:
-    """Nothing is left to the terminal to wrap but a traceback, an argument, and lines for Prometheus."""
+    """The terminal wraps only tracebacks, arguments, and lines for Prometheus."""
     assert file.stem in SCREENS, "no screen is of this name: ./dev python -m tests.support.documents.screens removes it"
     for width, text in re.findall(r"^--- (\d+) columns ---\n(.*?)(?=\n\n---)", file.read_text(), re.MULTILINE | re.DOTALL):
         if not file.stem.startswith(("error-", "metrics")):
@@ -69,7 +69,7 @@ def test_no_table_is_wider_than_its_screen(file: Path) -> None:
 
 
 def test_every_command_has_a_screen() -> None:
-    """A new one is looked at before it is shipped."""
+    """So that the output of a new command is read before it is released."""
 
     def paths(group: click.Group, prefix: str) -> Iterator[str]:
         context = click.Context(group)
@@ -87,7 +87,7 @@ def test_every_command_has_a_screen() -> None:
 
 @pytest.mark.usefixtures("desk")
 def test_wide_cuts_nothing_and_colours_can_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`--wide` before and behind the command; `NO_COLOR` and `--color never` take colours out, `always` keeps them."""
+    """`--wide` works before and after the command; `NO_COLOR` and `--color never` remove colours, `always` keeps them."""
     words = ["-A", "shop", "dlq", "show", "DLQ.orders"]
     whole = "3f2a9c1e-6d0b-4f7e-9a51-0c2f6b8e4d01  shop.payments.charge_card  exhausted"
     for line in ([*words, "--wide"], ["--wide", *words]):

@@ -1,7 +1,7 @@
-"""`redelivery doctor`: each planted misconfiguration is found by a real visit to a real broker with real workers, and alone.
+"""`redelivery doctor` finds each planted fault, and nothing else, on a real broker with real workers.
 
-Each fault is planted in a system that is sound without it, so that one finding is all there is. A fault in the settings is planted
-before the workers start; one on the broker, when they run. Some faults let no worker start, or need that there is none.
+Each fault is planted in a system that is healthy without it, so there must be exactly one finding. A fault in the settings is
+planted before the workers start; one on the broker, while they run. For some faults no worker can start, or none may run.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ EVERY = (*REDIS, *AMQP)
 
 @dataclass(frozen=True)
 class Fault:
-    """One misconfiguration: what the doctor calls it, on which brokers, how it is planted, and how many workers run."""
+    """One misconfiguration: its name in the doctor, its brokers, how it is planted, and how many workers run."""
 
     finding: str
     brokers: tuple[str, ...] = ("valkey",)
@@ -70,30 +70,30 @@ def config(**changed: str) -> Plant:
 
 
 def short_results(clinic: Clinic) -> None:
-    """They expire after a minute, and a message may wait for four."""
+    """Results expire after a minute, but a message may wait for four."""
     clinic.backend = True
     clinic.conf["result_expires"] = 60
 
 
 def slow_receive(clinic: Clinic) -> None:
-    """Receiving is kombu's, which gives a message to another worker after a minute."""
+    """Kombu's own receive is used, which gives a message to another worker after a minute."""
     clinic.settings["fast_receive"] = False
     clinic.conf["broker_transport_options"] = {"visibility_timeout": 60}
 
 
 def without_export(clinic: Clinic) -> None:
-    """Nobody exports the outcome log."""
+    """No process exports the outcome log."""
     del clinic.settings["outcome_export"], clinic.settings["outcome_export_every"]
 
 
 def unexported(clinic: Clinic) -> None:
-    """And it has an event that is old."""
+    """As above, and the log has an old event."""
     without_export(clinic)
     clinic.record_long_ago()
 
 
 def filled(clinic: Clinic) -> None:
-    """A log that takes more than four fifths of its cap, and no worker that keeps it within."""
+    """The log uses more than four fifths of its cap, and no worker trims it."""
     without_export(clinic)
     clinic.settings["outcome_log_max_bytes"] = cap = 2**20
     client = clinic.server.client
@@ -102,7 +102,7 @@ def filled(clinic: Clinic) -> None:
 
 
 def lost(clinic: Clinic) -> None:
-    """Some events left the log unexported."""
+    """Some events left the log before they were exported."""
     without_export(clinic)
     clinic.server.client.hset("redelivery:outcomes:trimmed", "entries", 5)
 
@@ -114,7 +114,7 @@ def nearly_full(clinic: Clinic) -> None:
 
 
 def unsaved(clinic: Clinic) -> None:
-    """The directory of the server's snapshots is gone."""
+    """The directory for the server's snapshots is missing."""
     client = clinic.server.client
     shutil.rmtree(clinic.folder / "data")
     with contextlib.suppress(Exception):
@@ -128,7 +128,7 @@ def replica(clinic: Clinic) -> None:
 
 
 def taken(clinic: Clinic) -> None:
-    """The name of the dead-letter queue is another thing's."""
+    """The name of the dead-letter queue is a key of another type."""
     clinic.server.client.set("DLQ.orders", "a page of the cache")
 
 
@@ -139,7 +139,7 @@ def alarmed(clinic: Clinic) -> None:
 
 
 def governed(clinic: Clinic) -> None:
-    """A policy of the broker's own ends messages of the queue."""
+    """A policy of the broker ends messages of the queue."""
     assert isinstance(clinic.server, Rabbit)
     clinic.server.ctl("set_policy", "--", "short lives", "^orders$", json.dumps({"message-ttl": 60_000}))
 
@@ -211,7 +211,7 @@ CASES = [
 
 @contextlib.contextmanager
 def clinic_of(kind: str, request: pytest.FixtureRequest, folder: Path) -> Iterator[Clinic]:
-    """A sound system on a broker of the test's own."""
+    """A healthy system on a broker of the test's own."""
     with contextlib.ExitStack() as stack:
         if kind in AMQP:
             node, url = request.getfixturevalue("managed_node")
@@ -233,7 +233,7 @@ def clinic_of(kind: str, request: pytest.FixtureRequest, folder: Path) -> Iterat
 
 @pytest.mark.parametrize("kind", [pytest.param("valkey"), pytest.param("redis", marks=FULL), pytest.param("rabbit")])
 def test_a_sound_system_has_no_finding(kind: str, request: pytest.FixtureRequest, folder: Path) -> None:
-    """Two workers, a task that has succeeded, an exporter: exit code 0, nothing found, nothing unknown."""
+    """Two workers, a task that has succeeded, an exporter: exit code 0, no finding, nothing unknown."""
     with clinic_of(kind, request, folder) as clinic:
         clinic.start()
         clinic.start()
@@ -246,7 +246,7 @@ def test_a_sound_system_has_no_finding(kind: str, request: pytest.FixtureRequest
 
 @pytest.mark.parametrize(("fault", "kind"), CASES)
 def test_a_planted_fault_is_found(fault: Fault, kind: str, request: pytest.FixtureRequest, folder: Path) -> None:
-    """Alone, with exit code 1, and with what, why and fix in words that fit a screen."""
+    """It is the only finding, with exit code 1, and with what, why and fix in texts that fit a screen."""
     with clinic_of(kind, request, folder) as clinic:
         fault.before(clinic)
         for _ in range(fault.workers):
@@ -261,7 +261,7 @@ def test_a_planted_fault_is_found(fault: Fault, kind: str, request: pytest.Fixtu
 
 
 def test_what_a_fault_is_called_can_be_ignored(request: pytest.FixtureRequest, folder: Path) -> None:
-    """Then there is nothing to find, and the answer names what was left out."""
+    """Then there is no finding, and the output names what was ignored."""
     with clinic_of("valkey", request, folder) as clinic:
         clinic.put_letter()
         found = clinic.examined("--ignore", "dead_letter_queue.unread")
@@ -269,7 +269,7 @@ def test_what_a_fault_is_called_can_be_ignored(request: pytest.FixtureRequest, f
 
 
 def test_letters_that_died_today_are_no_finding(request: pytest.FixtureRequest, folder: Path) -> None:
-    """Somebody may be about to read them."""
+    """An operator may be about to read them."""
     with clinic_of("valkey", request, folder) as clinic:
         clinic.put_letter(ago_ms=HOUR_MS)
         assert clinic.examined().names == []
@@ -277,7 +277,7 @@ def test_letters_that_died_today_are_no_finding(request: pytest.FixtureRequest, 
 
 @pytest.mark.full
 def test_letters_that_a_worker_reads_are_no_finding(request: pytest.FixtureRequest, folder: Path) -> None:
-    """However old they are."""
+    """Their age does not matter."""
     with clinic_of("valkey", request, folder) as clinic:
         clinic.start("-Q", "orders,DLQ.other", concurrency=1)
         clinic.settings["queues"] = {"orders": {"dead_letter_queue": "DLQ.other"}}
@@ -286,12 +286,12 @@ def test_letters_that_a_worker_reads_are_no_finding(request: pytest.FixtureReque
 
 
 def test_a_broker_that_does_not_answer_in_time_is_not_known(request: pytest.FixtureRequest, folder: Path) -> None:
-    """The visit ends in time, whatever the broker does; what needs its answers is said as not known, and nothing is guessed."""
+    """The doctor ends in time, whatever the broker does; checks that need its answers are reported as unknown."""
     with clinic_of("valkey", request, folder) as clinic:
         clinic.server.client.config_set("appendonly", "no")
         clinic.server.client.execute_command("CLIENT", "PAUSE", "240000", "WRITE")  # reads are answered, writes are not
         found = clinic.examined("--timeout", "3s")
-        with pytest.raises(RedisTimeout):  # the visit is over, and the broker still does not answer
+        with pytest.raises(RedisTimeout):  # the doctor has ended, and the broker still does not answer
             Redis(unix_socket_path=clinic.server.socket, socket_timeout=0.2).set("written", "1")
         clinic.server.client.execute_command("CLIENT", "UNPAUSE")
         assert found.names == ["broker.forgets"]
@@ -300,7 +300,7 @@ def test_a_broker_that_does_not_answer_in_time_is_not_known(request: pytest.Fixt
 
 
 def test_a_user_without_the_right_makes_it_not_known(request: pytest.FixtureRequest, folder: Path) -> None:
-    """`CONFIG GET` is no right that workers need."""
+    """`CONFIG GET` is a right that workers do not need."""
     with clinic_of("valkey", request, folder) as clinic:
         client = clinic.server.client
         client.config_set("appendonly", "no")
@@ -311,7 +311,7 @@ def test_a_user_without_the_right_makes_it_not_known(request: pytest.FixtureRequ
 
 
 def test_rabbitmq_without_its_plugin_is_not_known(request: pytest.FixtureRequest, folder: Path) -> None:
-    """Its policies are told by the plugin alone; what AMQP tells is found all the same."""
+    """Only the plugin can list policies; faults that AMQP shows are still found."""
     with clinic_of("rabbit", request, folder) as clinic:
         clinic.settings["management_url"] = None
         governed(clinic)
@@ -323,7 +323,7 @@ def test_rabbitmq_without_its_plugin_is_not_known(request: pytest.FixtureRequest
 
 @pytest.mark.full
 def test_each_version_is_named(request: pytest.FixtureRequest, folder: Path) -> None:
-    """With the workers that have it."""
+    """Each with the workers that have it."""
     with clinic_of("valkey", request, folder) as clinic:
         clinic.start(concurrency=1)
         clinic.start_old()
@@ -332,7 +332,7 @@ def test_each_version_is_named(request: pytest.FixtureRequest, folder: Path) -> 
 
 
 def test_the_words_are_those_of_the_document() -> None:
-    """`docs/doctor.md` has a row for each finding, and none for another; but for one, each is planted in a test above."""
+    """`docs/doctor.md` has a row for each finding and no other; each finding except one is planted in a test above."""
     page = (ROOT / "docs" / "doctor.md").read_text()
     assert set(re.findall(r"^\| `([a-z_]+\.[a-z_]+)` \|", page, re.MULTILINE)) == set(NAMES)
     assert {each.finding for each in FAULTS.values()} >= set(NAMES) - {"delays.overdue"}

@@ -1,4 +1,4 @@
-"""Checks of the doctor that are pure: what a broker cannot be brought to within a test, and names that strangers have chosen."""
+"""Checks of the doctor without a broker: states that are hard to produce in a test, and names from outside."""
 
 from __future__ import annotations
 
@@ -23,32 +23,32 @@ HOSTILE = "or'd; rm -rf ~ $(id)\x1b[2J\u202e"
 
 
 def seen(**facts: Any) -> Seen:
-    """What an examination has seen of an app without a broker."""
+    """What the doctor has collected about an app without a broker."""
     app = Celery("shop", broker="redis://127.0.0.1:1/0", set_as_current=False)
     return Seen(runtime=Redelivery(app), **{"app": "shop", "kind": "redis", "now_ms": 10**12, **facts})
 
 
 def test_a_broker_that_says_nothing_has_no_finding() -> None:
-    """What is not known is never guessed: of nothing seen nothing is found."""
+    """The doctor does not guess: without data there is no finding."""
     assert [each for check in CHECKS for each in check(seen())] == []
 
 
 @pytest.mark.parametrize(("overdue", "found"), [(OVERDUE, []), (OVERDUE + 1, ["delays.overdue"])])
 def test_a_dispatcher_that_cannot_move_a_message_is_found(overdue: float, found: list[str]) -> None:
-    """It leads, and a message is overdue all the same."""
+    """It leads, but a message is overdue."""
     told = check_dispatcher(seen(queues=Queues({}, delayed=1, overdue=overdue, dispatchers=1)))
     assert [each.name for each in told] == found
 
 
 def test_a_worker_that_does_not_answer_may_consume_a_queue() -> None:
-    """Its lease moves: whether it consumes the queue is not known."""
+    """Its lease is renewed, so it lives: whether it consumes the queue is unknown."""
     waiting = Queues({"orders": 3})
     assert [type(each) for each in check_consumers(seen(queues=waiting, fleet=Fleet(), silent=1))] == [NotKnown]
     assert [type(each) for each in check_consumers(seen(queues=waiting, fleet=Fleet()))] == [Finding]
 
 
 def test_a_version_that_is_too_old_to_tell_is_another_one() -> None:
-    """Beside workers that tell theirs."""
+    """A worker that does not report a version counts as another version beside workers that do."""
     workers = [Worker(name=f"w{at}", queues=(), is_ours=True, version=version) for at, version in enumerate(["0.2", "0.2", None])]
     [found] = check_versions(seen(fleet=Fleet(workers=tuple(workers))))
     assert "w2" in found.what
@@ -56,7 +56,7 @@ def test_a_version_that_is_too_old_to_tell_is_another_one() -> None:
 
 
 def test_a_strangers_name_runs_in_no_fix() -> None:
-    """What is pasted into a shell is one word, and moves no cursor."""
+    """A name in a suggested shell command is quoted as one word, and its control characters are escaped."""
     told = [
         *check_consumers(seen(queues=Queues({HOSTILE: 1}), fleet=Fleet())),
         *check_unread(seen(letters=[DeadLetterQueue(HOSTILE, "orders", 1, oldest_ms=0)])),

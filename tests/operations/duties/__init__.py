@@ -1,1 +1,1 @@
-"""Tests of the duties beside the tasks."""
+"""Tests of the duties that a worker has besides its tasks."""

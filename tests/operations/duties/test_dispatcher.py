@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def test_a_standby_takes_the_lead_when_the_leader_is_gone(any_server: Server) -> None:
-    """While another leads it moves nothing; once that one has not renewed, it does."""
+    """While another one leads it moves nothing; when the leader's lease has ended, it does."""
     desk = Desk(any_server)
     task_id = desk.delay(task_message("due"), 1)
     began = time.monotonic()
@@ -34,7 +34,7 @@ def test_a_standby_takes_the_lead_when_the_leader_is_gone(any_server: Server) ->
 
 
 def test_of_many_dispatchers_one_leads_and_each_message_moves_once(any_server: Server) -> None:
-    """A fleet of workers has as many dispatchers; what is due is in its queue once, in the order of its due time."""
+    """Each worker of a fleet has a dispatcher; due messages are in their queues once, in the order of their due times."""
     desk = Desk(any_server)
     due_ms = desk.transport.now_ms() + 1000
     ids = [desk.publish(task_message(f"m{number}")) for number in range(50)]
@@ -54,7 +54,7 @@ def test_of_many_dispatchers_one_leads_and_each_message_moves_once(any_server: S
 
 
 def test_a_queue_that_expires_does_so_from_its_last_publication_on(any_server: Server) -> None:
-    """`Queue(expires=…)` holds, as it does where kombu publishes."""
+    """`Queue(expires=…)` works as it does when kombu publishes."""
     desk = Desk(any_server)
     desk.app.conf.task_queues = [Queue("brief", expires=60)]
     desk.app.send_task("desk.pack", queue="brief")

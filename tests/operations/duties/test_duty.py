@@ -1,4 +1,4 @@
-"""What all duties have in common: they go on whatever fails, and end when they are told to."""
+"""What all duties have in common: they go on after any failure, and end when they are stopped."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LONG = 60.0
 
 
 class Errand(Duty):
-    """Takes a step whenever it is nudged; `ends` says how each of them ends, and `seen` what became of them."""
+    """A duty for the tests; `ends` says how each of its steps ends, and `seen` is what happened."""
 
     title = "errand"
     begins_at_once = True
@@ -36,7 +36,7 @@ class Errand(Duty):
         return next(self.turns, True)
 
     def step(self) -> None:
-        """End as it was told; when nothing is left to do, say so."""
+        """End as configured; after the last step, signal that."""
         end = next(self.ends, self)
         if end is self:
             self.is_over.set()
@@ -72,20 +72,20 @@ def run(started: list[Duty], errand: Errand) -> list[str]:
 
 
 def test_it_goes_on_whatever_fails(started: list[Duty]) -> None:
-    """A broker that is away and a fault of ours are told apart, and the next step is taken after either."""
+    """An absent broker and a bug are reported differently, and the next step follows after both."""
     errand = Errand(None, Unreachable("away"), None, OSError("cut"), ValueError("ours"), None)
     assert run(started, errand) == ["done", "unanswered: away", "done", "unanswered: cut", "failed: ours", "done"]
 
 
 def test_only_the_leader_takes_a_step(started: list[Duty]) -> None:
-    """It asks before each step; without the lead nothing is done."""
+    """It asks before each step; without the lead it does nothing."""
     errand = Errand(None, leads=(False, False, True))
     assert run(started, errand) == ["done"]
     assert next(errand.turns, "all asked") == "all asked"
 
 
 def test_it_has_one_thread_however_often_it_is_started(started: list[Duty]) -> None:
-    """A consumer that connects again starts its duties again."""
+    """A consumer that reconnects starts its duties again."""
     errand = Errand()
     run(started, errand)
     errand.start()
@@ -93,7 +93,7 @@ def test_it_has_one_thread_however_often_it_is_started(started: list[Duty]) -> N
 
 
 def test_it_ends_in_the_middle_of_its_rest() -> None:
-    """A duty that acts once an hour does not hold its worker up."""
+    """A duty with a step once an hour must not delay the end of its worker."""
     errand = Errand()
     errand._every = 3600.0
     errand.start()
@@ -104,7 +104,7 @@ def test_it_ends_in_the_middle_of_its_rest() -> None:
 
 
 class Stuck(Errand):
-    """Its broker is away: a step lasts until it is let go."""
+    """Its broker is away: a step lasts until the test releases it."""
 
     def __init__(self, go: threading.Event) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ class Stuck(Errand):
 
 
 def test_duties_that_are_stuck_hold_a_stop_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One after the other they would hold it up for ten times as long."""
+    """If they were stopped one after the other, the stop would take ten times as long."""
     go = threading.Event()
     stuck = [Stuck(go) for _ in range(10)]
     for each in stuck:
@@ -145,5 +145,5 @@ class Late(Errand):
 
 
 def test_it_rests_first_unless_it_says_otherwise(started: list[Duty]) -> None:
-    """What looks once a second need not look while its worker starts."""
+    """A duty with a step once a second need not run while its worker starts."""
     assert run(started, Late(None))[:2] == ["rests", "done"]

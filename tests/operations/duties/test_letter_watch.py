@@ -1,4 +1,4 @@
-"""The watch over the dead letters: what nobody reads is said, and said again when there is twice as much; what is read is not."""
+"""The watch over dead letters: a queue that nobody reads is logged, and again when it has doubled; one that is read is not."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ UNREAD = "dead_letter_queue.unread"
 
 
 def test_a_command_that_is_suggested_can_be_pasted() -> None:
-    """Whoever may publish names queues: a name is quoted, and shown without what a terminal obeys."""
+    """Every publisher may name queues, so a name is quoted for the shell, and shown without control characters."""
     with capture_logs() as lines:
         tell("DLQ.$(reboot);\x1b[2J\u202e'", "unread", letters=1)
     assert "-Q '" in lines[0]["why"]
@@ -40,14 +40,14 @@ def test_a_command_that_is_suggested_can_be_pasted() -> None:
 
 
 def looked(watch: LetterWatch) -> list[Any]:
-    """What one look says."""
+    """The lines that one look logs."""
     with capture_logs() as lines:
         watch.step()
     return lines
 
 
 def test_a_queue_that_nobody_reads_is_named_at_the_second_look(desk: Desk) -> None:
-    """With its length, the age of its oldest letter, and what to do; an empty queue is not."""
+    """With its length, the age of its oldest dead letter, and what to do; an empty queue is not named."""
     watch = LetterWatch(desk.install)
     assert looked(watch) == []
     desk.die(task_message("old"), ago_ms=7_200_000)
@@ -61,7 +61,7 @@ def test_a_queue_that_nobody_reads_is_named_at_the_second_look(desk: Desk) -> No
 
 
 def test_it_is_said_again_when_the_letters_are_twice_as_many(desk: Desk) -> None:
-    """At N-1 not, at N yes."""
+    """At N-1 it is not, at N it is."""
     watch = LetterWatch(desk.install)
     copies(desk, 3)
     said = []
@@ -72,7 +72,7 @@ def test_it_is_said_again_when_the_letters_are_twice_as_many(desk: Desk) -> None
 
 
 def test_a_queue_that_is_read_is_not_named(desk: Desk) -> None:
-    """Whoever takes the oldest letter reads it; from the next look on at which nobody has, it is unread again."""
+    """A queue is read if its oldest dead letter was taken; it counts as unread again after the next look without that."""
     watch = LetterWatch(desk.install)
     copies(desk, 6)
     assert looked(watch) == []
@@ -83,7 +83,7 @@ def test_a_queue_that_is_read_is_not_named(desk: Desk) -> None:
 
 
 def test_bytes_that_are_no_letter_are_letters_without_an_age(desk: Desk) -> None:
-    """Nobody knows when they came."""
+    """The time of their arrival is not known."""
     watch = LetterWatch(desk.install)
     desk.die(task_message("a"))
     desk.client.rpush(LETTERS, b"garbage")
@@ -93,7 +93,7 @@ def test_bytes_that_are_no_letter_are_letters_without_an_age(desk: Desk) -> None
 
 
 def test_one_worker_watches(desk: Desk) -> None:
-    """The lead is a lease; who has lost it begins anew."""
+    """The lead is a lease; a worker that has lost it starts again without memory."""
     first, second = LetterWatch(desk.install), LetterWatch(desk.install)
     assert first.leads()
     assert not second.leads()
@@ -105,12 +105,12 @@ def test_one_worker_watches(desk: Desk) -> None:
     assert [looked(first), len(looked(first))] == [[], 1]
 
 
-# what is said when, without a broker
+# when lines are logged, without a broker
 
 
 @pytest.mark.parametrize(("looks", "said"), [(GROWING, None), (GROWING + 1, "growing")])
 def test_a_queue_that_grows_though_it_is_read_is_named_at_the_tenth_look(looks: int, said: str | None) -> None:
-    """More letters come than are taken; one look without growth, and it is counted anew."""
+    """More dead letters come than are taken; after one look without growth the count starts again."""
     watched = Watched()
     answers = [watched.look(number, b"%d" % number) for number in range(1, looks + 1)]
     assert answers == [None] * (looks - 1) + [said]
@@ -121,13 +121,13 @@ def test_a_queue_that_grows_though_it_is_read_is_named_at_the_tenth_look(looks: 
 
 @pytest.mark.parametrize(("looks", "said"), [(QUIET, 1), (QUIET + 1, 1), (QUIET + 2, 2)])
 def test_it_is_said_again_every_day(looks: int, said: int) -> None:
-    """The first look sees it, the second says it, and so does the one a day later."""
+    """The first look sees it, the second logs it, and so does the one a day later."""
     watched = Watched()
     assert [watched.look(5, b"x") for _ in range(looks)].count("unread") == said
 
 
 def test_what_somebody_has_taken_from_is_counted_anew() -> None:
-    """An operator sent most of them back; the rest is unread, though it was said of more."""
+    """An operator sent most of them back: the rest is unread, although more had been logged before."""
     watched = Watched()
     said = [
         watched.look(length, oldest) for length, oldest in [(100, b"a"), (100, b"a"), (3, b"b"), (3, b"b"), (5, b"b"), (6, b"b")]
@@ -138,7 +138,7 @@ def test_what_somebody_has_taken_from_is_counted_anew() -> None:
 @pytest.mark.full
 @pytest.mark.slow
 def test_a_worker_says_what_nobody_reads(shop: Callable[..., Shop]) -> None:
-    """The duty begins with every worker; half a minute later it knows. A queue that a worker consumes is not named."""
+    """Every worker has the duty, and logs after half a minute. A queue that a worker consumes is not named."""
     here = shop(settings={"queues": {"#": {"max_delivery_attempts": 1}}}, module="tests.support.apps.letter_shop")
     desk = Desk(here.server)
     desk.die(task_message("a", "tests.support.apps.letter_shop.picky", body=body_of("discard")), into="DLQ.celery")
@@ -151,7 +151,7 @@ def test_a_worker_says_what_nobody_reads(shop: Callable[..., Shop]) -> None:
 
 
 def test_on_rabbitmq_a_queue_without_a_consumer_is_named(rabbit: Rabbit, tmp_path: Path) -> None:
-    """At the second look, without a look at the letters; not while somebody consumes it, nor when letters have just been taken."""
+    """At the second look, without reading the dead letters; not if it has a consumer or dead letters were just taken."""
     place = Place("rabbit-classic", rabbit, tmp_path)
     desk = place.desk()
     watch, other = AmqpLetterWatch(desk.install), AmqpLetterWatch(desk.install)
@@ -177,7 +177,7 @@ def test_on_rabbitmq_a_queue_without_a_consumer_is_named(rabbit: Rabbit, tmp_pat
 
 
 def test_on_rabbitmq_a_watch_whose_connection_is_cut_connects_again(rabbit: Rabbit, tmp_path: Path) -> None:
-    """It looks at the next step; what it has seen is forgotten, and nothing is logged as a fault of ours."""
+    """It reconnects at the next step and starts without memory; nothing is logged as a bug."""
     place = Place("rabbit-classic", rabbit, tmp_path)
     desk = place.desk()
     watch = AmqpLetterWatch(desk.install)
@@ -191,7 +191,7 @@ def test_on_rabbitmq_a_watch_whose_connection_is_cut_connects_again(rabbit: Rabb
 
 
 def test_a_worker_on_rabbitmq_watches(rabbit: Rabbit, tmp_path: Path) -> None:
-    """The watch is one of its duties; where nothing is enforced it is not."""
+    """The watch is one of its duties, but not in observe mode."""
     place = Place("rabbit-classic", rabbit, tmp_path)
     desk = place.desk()
     assert [type(duty) for duty in duties_of(desk.install)] == [AmqpLetterWatch]

@@ -20,14 +20,14 @@ MIB = 1024 * 1024
 
 
 def size(client: Redis) -> int:
-    """What the log takes, every block counted."""
+    """The memory of the log in bytes, with every block counted."""
     taken = client.memory_usage(KEYS.outcomes, samples=0)
     assert isinstance(taken, int)
     return taken
 
 
 def test_a_log_that_does_not_exist_takes_nothing(any_server: Server) -> None:
-    """The first worker starts before the first event; nothing is made by looking."""
+    """The first worker starts before the first event; a look creates nothing."""
     result = bound(any_server.client, KEYS, MIB)
     assert (result.bytes, result.removed, result.filling) == (0, 0, False)
     assert any_server.client.keys() == []
@@ -49,7 +49,7 @@ def test_nothing_goes_at_the_cap_and_the_oldest_go_above_it(any_server: Server) 
 
 
 def test_what_went_is_noted_until_it_is_reported(any_server: Server) -> None:
-    """Where it began, how many, what is the oldest left: of all cuts together."""
+    """The note has the first entry, the number, and the oldest entry that is left, for all cuts together."""
     client = any_server.client
     ids = record(client, 2000)
     removed = bound(client, KEYS, size(client) - 1).removed
@@ -62,7 +62,7 @@ def test_what_went_is_noted_until_it_is_reported(any_server: Server) -> None:
 
 
 def test_the_log_is_filling_from_four_fifths_on(server: Server) -> None:
-    """So that somebody hears of it before anything goes."""
+    """So that operators are warned before events are lost."""
     client = server.client
     record(client, 2000)
     now = size(client)
@@ -73,7 +73,7 @@ def test_the_log_is_filling_from_four_fifths_on(server: Server) -> None:
 
 
 def test_older_events_that_are_smaller_do_not_deceive_it(any_server: Server) -> None:
-    """A hundred small blocks come first; the size of those says nothing of the rest, and neither does one cut."""
+    """The first hundred blocks are small, but their size must not be used as an estimate for the rest."""
     client = any_server.client
     record(client, 10_000, task="", queue="", attempt=0)
     record(client, 300, exception="x" * 20_000)
@@ -83,7 +83,7 @@ def test_older_events_that_are_smaller_do_not_deceive_it(any_server: Server) -> 
 
 
 def test_a_cap_below_a_single_event_leaves_no_event(any_server: Server) -> None:
-    """The least cap that the settings take is one byte; it must not loop or fail."""
+    """The smallest allowed cap is one byte; trimming must not loop or fail."""
     client = any_server.client
     record(client, 1)
     assert bound(client, KEYS, 1).removed == 1
@@ -93,7 +93,7 @@ def test_a_cap_below_a_single_event_leaves_no_event(any_server: Server) -> None:
 
 @pytest.mark.parametrize("bursts", [100])
 def test_a_hundred_thousand_events_never_stay_above_the_cap(any_server: Server, bursts: int) -> None:
-    """No call leaves the log above the cap, and none takes more than the cap asks for: a tenth, and the blocks at its edge."""
+    """After each call the log is below the cap, and no call removes more than a tenth and the blocks at its edge."""
     client, cap = any_server.client, 2 * MIB
     removed = 0
     for _ in range(bursts):
@@ -110,7 +110,7 @@ def test_a_hundred_thousand_events_never_stay_above_the_cap(any_server: Server, 
 
 
 def test_workers_that_bound_it_at_once_cut_it_once(server: Server) -> None:
-    """Each worker has the duty; two must not take twice as much."""
+    """Each worker has the duty; two of them must not remove twice as much."""
     client = server.client
     record(client, 5000)
     cap = size(client) - 1
@@ -132,7 +132,7 @@ def test_workers_that_bound_it_at_once_cut_it_once(server: Server) -> None:
 
 @pytest.mark.parametrize("protocol", [2, 3])
 def test_following_gives_what_is_there_and_then_what_comes(server: Server, protocol: int) -> None:
-    """In order, each once, over several waits, in both of the wire's protocols."""
+    """In order, each event once, over several waits, with both versions of the Redis protocol."""
     client = Redis(unix_socket_path=server.socket, protocol=protocol)
     there = record(server.client, 600)
     followed = follow(client, KEYS.outcomes, "0", block_ms=10)
@@ -144,7 +144,7 @@ def test_following_gives_what_is_there_and_then_what_comes(server: Server, proto
 
 
 def test_following_from_now_on_leaves_out_what_is_there(server: Server) -> None:
-    """Nothing that is recorded between two questions is missed."""
+    """No event that is recorded between two requests is missed."""
     client = server.client
     record(client, 5)
     followed = follow(client, KEYS.outcomes, newest_id(client, KEYS.outcomes), block_ms=10)
@@ -155,7 +155,7 @@ def test_following_from_now_on_leaves_out_what_is_there(server: Server) -> None:
 
 
 def test_following_leaves_out_what_is_not_ours_and_says_so(server: Server) -> None:
-    """Somebody else's entry does not end it."""
+    """A foreign entry does not end it."""
     client = server.client
     client.xadd(KEYS.outcomes, {"hello": "world"})
     client.xadd(KEYS.outcomes, {"t": "task", "o": "succeeded", "g": "not a number"})

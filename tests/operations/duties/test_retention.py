@@ -1,4 +1,4 @@
-"""Retention: letters leave by their age or because they are too many, into the archive first, and never in silence."""
+"""Retention: dead letters are removed by age or number, always into the archive first, and never silently."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ def archived(folder: Path) -> list[str]:
 
 
 def purges(desk: Desk) -> list[tuple[str, str]]:
-    """What was recorded as purged: task id and reason."""
+    """The recorded purges: task id and reason."""
     return [(event.task_id, event.reason) for event in desk.events if event.outcome == "purged"]
 
 
 @pytest.mark.parametrize("count", [4, 5, 6, 7])
 def test_the_cap_is_exact(desk: Desk, tmp_path: Path, count: int) -> None:
-    """At N-1 and N nothing goes, at N+1 one; the oldest go, into the archive, and are recorded."""
+    """At N-1 and N nothing goes, at N+1 one; the oldest go into the archive, and are recorded."""
     ids = copies(desk, count)
     gone = max(count - 5, 0)
     assert keeping(desk, tmp_path, max_dead_letters=5).step() == gone
@@ -66,7 +66,7 @@ def test_the_cap_is_exact(desk: Desk, tmp_path: Path, count: int) -> None:
 
 
 def test_more_than_a_batch_goes_too(desk: Desk, tmp_path: Path) -> None:
-    """A file for each batch."""
+    """Each batch has a file."""
     ids = copies(desk, 2 * BATCH + 3)
     assert keeping(desk, tmp_path, max_dead_letters=1).step() == 2 * BATCH + 2
     assert desk.ids(LETTERS) == ids[-1:]
@@ -77,7 +77,7 @@ def test_more_than_a_batch_goes_too(desk: Desk, tmp_path: Path) -> None:
 def test_letters_that_leave_meanwhile_do_not_make_the_cap_lower(
     desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A redrive between the look and the purge: the queue keeps as many as it may."""
+    """A redrive runs between the look and the purge: the queue keeps as many as it may."""
     ids = copies(desk, 8)
     keeper, write = keeping(desk, tmp_path, max_dead_letters=5), Retention._purge
 
@@ -92,7 +92,7 @@ def test_letters_that_leave_meanwhile_do_not_make_the_cap_lower(
 
 
 def test_what_is_too_old_goes_and_the_rest_stays(desk: Desk, tmp_path: Path) -> None:
-    """By the time of its last death."""
+    """The age counts from its last death."""
     for task_id, ago_ms in (("a", 7_200_000), ("b", 3_700_000), ("c", 3_500_000), ("d", 0)):
         desk.die(task_message(task_id), ago_ms=ago_ms)
     assert keeping(desk, tmp_path, dead_letter_time_to_live=3600).step() == 2
@@ -100,7 +100,7 @@ def test_what_is_too_old_goes_and_the_rest_stays(desk: Desk, tmp_path: Path) -> 
 
 
 def test_an_old_letter_behind_younger_ones_goes_at_a_thorough_look(desk: Desk, tmp_path: Path) -> None:
-    """As the first look of every worker is."""
+    """The first look of every worker is thorough."""
     copies(desk, BATCH + 5)
     desk.die(task_message("old"), ago_ms=7_200_000)
     keeper = keeping(desk, tmp_path, dead_letter_time_to_live=3600)
@@ -109,7 +109,7 @@ def test_an_old_letter_behind_younger_ones_goes_at_a_thorough_look(desk: Desk, t
 
 
 def test_each_letter_is_kept_as_long_as_the_queue_says_where_it_died(desk: Desk, tmp_path: Path) -> None:
-    """A dead-letter queue that two queues share."""
+    """Two queues share a dead-letter queue, and each has its own time."""
     desk.die(task_message("a"), ago_ms=7_200_000)
     letter = desk.messages(LETTERS)[0]
     letter["headers"]["id"] = "other"
@@ -126,7 +126,7 @@ def test_each_letter_is_kept_as_long_as_the_queue_says_where_it_died(desk: Desk,
 
 
 def test_bytes_without_a_time_of_death_do_not_outlive_the_cap_alone(desk: Desk, tmp_path: Path) -> None:
-    """Nobody knows how old they are; but they count."""
+    """Their age is not known, but they count for the cap."""
     desk.client.lpush(LETTERS, b"garbage")
     ids = copies(desk, 2)
     keeper = keeping(desk, tmp_path, dead_letter_time_to_live=0.001, max_dead_letters=1)
@@ -136,7 +136,7 @@ def test_bytes_without_a_time_of_death_do_not_outlive_the_cap_alone(desk: Desk, 
 
 
 def test_without_an_archive_nothing_leaves_and_a_line_says_so(desk: Desk) -> None:
-    """Never in silence."""
+    """They are never removed silently."""
     ids = copies(desk, 3)
     keeper = keeping(desk, None, max_dead_letters=1)
     with capture_logs() as logs:
@@ -147,7 +147,7 @@ def test_without_an_archive_nothing_leaves_and_a_line_says_so(desk: Desk) -> Non
 
 @pytest.mark.parametrize("looks", [1, 2])
 def test_a_whole_batch_that_cannot_go_is_read_once_in_each_look(desk: Desk, looks: int) -> None:
-    """Without an archive all of it stays old: to look again at once would be to look for ever."""
+    """Without an archive the whole batch stays too old: another look at once would never end."""
     ids = copies(desk, BATCH)
     keeper = keeping(desk, None, dead_letter_time_to_live=0.001)
     until(lambda: desk.transport.now_ms() > desk.events[-1].at_ms + 1, what="the letters to be too old")
@@ -174,7 +174,7 @@ def test_an_archive_that_cannot_be_written_keeps_every_letter(desk: Desk, tmp_pa
 
 
 def test_a_crash_between_archive_and_purge_is_finished_by_the_next_look(desk: Desk, tmp_path: Path) -> None:
-    """The letters are in both places for a while, and in one file."""
+    """For a while the dead letters are in the queue and in the archive; the archive has one file."""
     ids = copies(desk, 4)
     keeper, transport = keeping(desk, tmp_path, max_dead_letters=1), desk.transport
     carry = transport.stores.purge_many
@@ -199,7 +199,7 @@ def test_one_worker_does_it(desk: Desk) -> None:
 
 
 def test_a_worker_keeps_the_letters_of_its_queues(shop: Callable[..., Shop], tmp_path: Path) -> None:
-    """The duty begins with the worker, where a setting asks for it: by age and by number, archived first, and recorded."""
+    """The worker starts the duty if a setting asks for it: by age and by number, archived first, and recorded."""
     fields = {"max_delivery_attempts": 1, "max_dead_letters": 2, "dead_letter_time_to_live": 3600}
     made = shop(settings={"dead_letter_archive": str(tmp_path), "queues": {"#": fields}})
     desk = Desk(made.server)

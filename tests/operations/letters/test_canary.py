@@ -1,4 +1,4 @@
-"""A redrive with a canary, in front of real workers: the others follow where it runs well, and stay where it dies again."""
+"""A redrive with a canary and real workers: if the canary succeeds the others follow; if it dies again they stay."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from tests.support.running import Shop
 
-#: As long as a canary may take where it is to end, on a machine that has much else to do.
+#: How long a canary that must end may take, on a busy machine.
 LONG = "10m"
 
 
@@ -32,13 +32,13 @@ class Yard:
         self.shop.start("-Q", QUEUE, pool="threads")
 
     def bury(self, name: str, count: int, task: str = "ok", *args: Any) -> list[str]:
-        """So many letters of a task of the shop's; their ids."""
+        """So many dead letters of one of the shop's tasks; their ids."""
         ids = [f"{name}-{number}" for number in range(count)]
         self.place.put(*(letter(task_message(each, f"tests.support.shop.{task}", body=body_of(*args))) for each in ids))
         return ids
 
     def redrive(self, *words: str) -> tuple[int, dict[str, Any], str]:
-        """The exit code of `dlq redrive --all --json`, what it prints, and the line of its error."""
+        """The exit code of `dlq redrive --all --json`, its output, and its error line."""
         done = self.desk.run("dlq", "redrive", LETTERS, "--all", "--yes", *words, "--json")
         return done.exit_code, json.loads(done.stdout), done.stderr
 
@@ -74,7 +74,7 @@ def yard(shared: Yard) -> Iterator[Yard]:
 
 
 def test_the_others_follow_a_canary_that_runs_well(yard: Yard) -> None:
-    """Two letters first, then three, of which one dies again: the canary's outcomes are told, and everything ran."""
+    """Two dead letters first, then three, of which one dies again: the canary's outcomes are reported, and all ran."""
     ids = [*yard.bury("well", 4), *yard.bury("bad", 1, "raises", "reject")]
     code, done, _ = yard.redrive("--canary", "2", "--canary-wait", LONG)
     assert (code, done["moved"], done["stopped"]) == (0, 5, "")
@@ -88,7 +88,7 @@ def test_the_others_follow_a_canary_that_runs_well(yard: Yard) -> None:
 
 
 def test_the_others_stay_where_the_canary_dies_again(yard: Yard) -> None:
-    """After its own attempts and delays: one error line with its id and reason; the others lie as they lay, and none has run."""
+    """After its own attempts and delays, one error line has its id and reason; the others are unchanged, and none has run."""
     (dead,), ids = yard.bury("dies", 1, "fails"), yard.bury("stays", 5)
     code, done, line = yard.redrive("--canary", "1", "--canary-wait", LONG)
     assert (code, done["moved"]) == (2, 1)
@@ -100,7 +100,7 @@ def test_the_others_stay_where_the_canary_dies_again(yard: Yard) -> None:
 
 
 def test_a_long_redrive_stops_when_some_have_died_again(yard: Yard) -> None:
-    """Slow enough to see it: three deaths are enough, and most letters are where they were."""
+    """It is slow enough to watch: it stops after three deaths, and most dead letters have not moved."""
     ids = yard.bury("again", 400, "raises", "reject")
     code, done, line = yard.redrive("--abort-after", "3", "--rate", "10/s")
     assert code == 2

@@ -1,4 +1,4 @@
-"""Dead letters as an operator reads them: which queues there are, what is in them, and that nothing hostile in them is obeyed."""
+"""Dead letters as an operator reads them: the queues, their content, and that hostile content does no harm."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 
 def test_a_queue_of_the_app_has_its_dead_letter_queue_before_anything_dies(desk: Desk) -> None:
-    """It exists, is empty, and is told with its origin."""
+    """It exists, is empty, and is listed with its origin."""
     [found] = dead_letters.summaries(desk.install)
     assert (found.name, found.origin, found.letters, found.reasons, found.newest_ms) == (LETTERS, QUEUE, 0, {}, None)
 
 
 def test_a_queue_that_holds_no_letters_is_refused_with_a_list_of_those_that_do(desk: Desk) -> None:
-    """An ordinary queue's messages are alive, so its name is refused as a misspelt one is."""
+    """The messages of an ordinary queue are not dead, so its name is refused like a misspelt one."""
     desk.die(into="DLQ.elsewhere")
     with pytest.raises(InputError, match=r"no dead-letter queue 'nothing'; there are: DLQ\.elsewhere, DLQ\.orders$"):
         dead_letters.required(desk.install, "nothing")
@@ -37,7 +37,7 @@ def test_a_queue_that_holds_no_letters_is_refused_with_a_list_of_those_that_do(d
 
 @pytest.mark.parametrize("more", [-1, 0, 1])
 def test_reasons_are_counted_in_a_bounded_sample(desk: Desk, more: int) -> None:
-    """The newest letters stand for all; the times are those of the newest and of the very oldest."""
+    """Only the newest are read for the reasons; the times are those of the newest and the oldest of all."""
     letter = desk.die(reason="worker_lost", ago_ms=60_000)
     oldest: Any = desk.client.lpop(desk.keys.list(LETTERS))
     newer = desk.die(task_message(letter), reason="exhausted")
@@ -54,13 +54,13 @@ def test_reasons_are_counted_in_a_bounded_sample(desk: Desk, more: int) -> None:
 
 
 def test_the_newest_letters_come_first_and_no_more_than_asked_for(desk: Desk) -> None:
-    """A page is the head of the list."""
+    """They are read from the head of the list."""
     ids = [desk.die() for _ in range(3)]
     assert [letter.task_id for letter in dead_letters.newest(desk.transport, LETTERS, 2)] == [ids[2], ids[1]]
 
 
 def test_a_letter_is_found_by_its_task_whatever_the_id_looks_like(desk: Desk) -> None:
-    """Ids that JSON writes differently are found as well."""
+    """Also ids that JSON escapes."""
     ids = [desk.die(task_message(each)) for each in ("plain-1", 'quo"ted', "snö", "a\\b")]
     for task_id in ids:
         assert [letter.task_id for letter in dead_letters.found(desk.transport, LETTERS, {task_id})] == [task_id]
@@ -78,7 +78,7 @@ class Bomb:
 
 
 def test_a_pickled_body_is_never_opened() -> None:
-    """Looking at a letter runs none of it."""
+    """A look at a dead letter runs no code from its body."""
     message = {**task_message(), "body": pickle.dumps(Bomb()).hex(), "content-type": "application/x-python-serialize"}
     contents = Contents.of(sealed(message))
     assert contents.body() is None
@@ -99,7 +99,7 @@ def test_a_pickled_body_is_never_opened() -> None:
     ],
 )
 def test_any_bytes_are_a_letter_with_an_id_of_their_own(raw: bytes) -> None:
-    """Nothing raises; the same bytes have the same id."""
+    """Reading never raises; equal bytes have equal ids."""
     letter = Letter.of(raw)
     assert letter.task_id.startswith("raw-")
     assert letter.task_id == Letter.of(raw).task_id
@@ -107,7 +107,7 @@ def test_any_bytes_are_a_letter_with_an_id_of_their_own(raw: bytes) -> None:
 
 
 def test_headers_of_the_wrong_kind_are_read_as_absent() -> None:
-    """A death whose time is text, a failure that is a list, a priority that is a float: none stops the reading."""
+    """Text as a death's time, a list as a failure, a float as a priority: none stops the reading."""
     message = task_message(
         redelivery={"deaths": [{"last": "soon", "reason": 5}], "failure": ["x"], "generation": -3, "origin": "q"}
     )
@@ -118,7 +118,7 @@ def test_headers_of_the_wrong_kind_are_read_as_absent() -> None:
 
 
 def test_a_body_that_says_it_is_json_and_is_not_is_not_shown() -> None:
-    """A broken base64, broken JSON, an unknown compression: the body is None."""
+    """With broken base64, broken JSON or an unknown compression, the body is None."""
     for broken in ({**task_message(), "body": "%%%"}, {**task_message(), "body": "AAAA"}, task_message(compression="nonsense")):
         assert Contents.of(sealed(broken)).body() is None
     assert Contents.of(sealed(task_message(body=body_of(1, "x")))).body()[0] == [1, "x"]
@@ -135,7 +135,7 @@ def test_pages_give_every_element_of_a_list(server: Server, count: int) -> None:
 
 
 def test_pages_of_huge_elements_are_small(server: Server) -> None:
-    """By their bytes; nothing is left out for it."""
+    """They are limited by bytes; nothing is left out."""
     server.client.rpush("list", *(str(number).ljust(100_000) for number in range(300)))
     pages = [page for _, page in list_pages(server.client, "list")]
     assert max(map(len, pages[1:])) <= 21
@@ -143,7 +143,7 @@ def test_pages_of_huge_elements_are_small(server: Server) -> None:
 
 
 def test_pages_of_a_list_miss_nothing_when_elements_before_them_go(server: Server) -> None:
-    """Removing what was read already moves the rest forward; the reading goes back and finds it."""
+    """The removal of elements that were read moves the rest forward; the reader goes back and finds them."""
     client = server.client
     client.rpush("list", *range(100))
     seen: set[int] = set()
@@ -156,7 +156,7 @@ def test_pages_of_a_list_miss_nothing_when_elements_before_them_go(server: Serve
 
 
 def test_pages_of_a_list_miss_nothing_when_elements_are_added_before_them(server: Server) -> None:
-    """New messages push the others back."""
+    """New messages move the others back."""
     client = server.client
     client.rpush("list", *range(50))
     seen: set[int] = set()

@@ -1,4 +1,4 @@
-"""The filter of dead letters: what it chooses, and that its sieve keeps back no letter that it would choose."""
+"""The filter of dead letters: what it chooses, and that its fast pre-check never rejects a dead letter that it would choose."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WORDS = st.one_of(
 
 
 def letter_of(task_id: str, task: str, reason: str, exception: str, fingerprint: str, *, is_ascii: bool) -> bytes:
-    """A letter with these words, as a client may have written it."""
+    """A dead letter with these texts, as any client may have written it."""
     header: dict[str, Any] = {
         "v": 1,
         "deaths": [{"queue": "orders", "reason": reason, "count": 1, "first": 5, "last": 5}],
@@ -40,7 +40,7 @@ def letter_of(task_id: str, task: str, reason: str, exception: str, fingerprint:
 def test_the_sieve_keeps_back_no_letter_that_passes(
     letter: tuple[str, str, str, str, str], is_ascii: bool, asked: list[tuple[str, str]], shares: bool
 ) -> None:
-    """Whatever is asked for, and however the letter is written; asked for with its own words, it passes both."""
+    """For any filter and any encoding; a dead letter passes both if the filter asks for its own texts."""
     raw = letter_of(*letter, is_ascii=is_ascii)
     read = Letter.of(raw)
     words: dict[str, list[str]] = {}
@@ -74,13 +74,13 @@ def test_the_sieve_keeps_back_no_letter_that_passes(
     ],
 )
 def test_the_sieve_keeps_back_what_lacks_a_word(chosen: Filter, *, passes: bool) -> None:
-    """All conditions must hold, of one condition any value; ages it knows nothing of."""
+    """All conditions must hold, each with one of its values; the pre-check knows nothing about ages."""
     raw = letter_of("task-1", "shop.pay", "exhausted", "shop.Refused", "0a1b2c", is_ascii=True)
     assert chosen.sieve()(raw) is passes
 
 
 def test_ages_alone_have_no_words() -> None:
-    """Nor has a pattern without a letter: nothing is kept back then."""
+    """A pattern without a letter has none either: then everything passes the pre-check."""
     assert [each.has_words for each in (Filter(), Filter(died_after_ms=1), Filter(tasks=("*",)))] == [False] * 3
     assert all(
         each.has_words for each in (Filter(task_ids=frozenset({"a"})), Filter(tasks=("a*",)), Filter(reasons=frozenset({"x"})))

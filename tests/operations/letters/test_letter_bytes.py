@@ -1,4 +1,4 @@
-"""What could not be read is kept for a person to look at: its bytes, harmless to a terminal, and whole in JSON."""
+"""An unreadable message is kept for a person to look at: its bytes, escaped for a terminal, and complete in JSON."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PICKLED = b"\x80\x04N."
 
 
 def letter_of(desk: Desk, message: dict[str, Any]) -> str:
-    """Put it into the dead-letter queue as ingress does; its id."""
+    """Put it into the dead-letter queue as a worker's receive does; its id."""
     facts: dict[str, Any] = {"reason": "undecodable", "at_ms": 5, "seen_ms": 1, "attempt": None, "failed": None}
     desk.client.lpush(LETTERS, sealed(dead(message, QUEUE, dead_letter_queue=LETTERS, **facts)))
     return str(message["headers"]["id"])
@@ -32,12 +32,12 @@ def shown(desk: Desk, ident: str) -> dict[str, Any]:
 
 
 def pickled() -> dict[str, Any]:
-    """A task whose body nobody is to decode."""
+    """A task whose body must not be decoded."""
     return {**task_message("p", body=base64.b64encode(PICKLED).decode()), "content-type": "application/x-python-serialize"}
 
 
 def test_bytes_that_were_no_message_are_shown(desk: Desk) -> None:
-    """Escaped in text; in JSON all of them."""
+    """Text output escapes them; JSON has all of them."""
     ident = letter_of(desk, wrapped(GARBAGE))
     done = desk.run("dlq", "show", LETTERS, "--id", ident)
     assert done.exit_code == 0, done.output
@@ -48,7 +48,7 @@ def test_bytes_that_were_no_message_are_shown(desk: Desk) -> None:
 
 
 def test_a_body_that_is_not_decoded_is_shown_as_its_bytes(desk: Desk) -> None:
-    """A pickle is not opened; a body that is JSON is shown as JSON, and not twice."""
+    """A pickle is not opened; a JSON body is shown as JSON, and its bytes are not repeated."""
     ident, plain = letter_of(desk, pickled()), letter_of(desk, task_message("j"))
     assert r"\x80\x04N." in desk.run("dlq", "show", LETTERS, "--id", ident).stdout
     assert base64.b64decode(shown(desk, ident)["body_base64"]) == PICKLED
@@ -56,7 +56,7 @@ def test_a_body_that_is_not_decoded_is_shown_as_its_bytes(desk: Desk) -> None:
 
 
 def test_bytes_are_hidden_where_arguments_are(desk: Desk) -> None:
-    """`redact`: a pickle is arguments, too."""
+    """With `redact`: a pickle contains arguments, too."""
     ident = letter_of(desk, pickled())
     desk.install.policies.__dict__["settings"] = RedeliverySettings.load({"redact": True})
     assert "x80" not in desk.run("dlq", "show", LETTERS, "--id", ident).stdout
@@ -65,7 +65,7 @@ def test_bytes_are_hidden_where_arguments_are(desk: Desk) -> None:
 
 @pytest.mark.parametrize("size", [4095, 4096, 4097])
 def test_a_long_body_is_cut_in_text_alone(desk: Desk, size: int) -> None:
-    """At N-1, N and N+1 bytes."""
+    """Tested with N-1, N and N+1 bytes."""
     ident = letter_of(desk, wrapped(b"\xff" * size))
     assert (f"({size} bytes; all with --json)" in desk.run("dlq", "show", LETTERS, "--id", ident).stdout) is (size > 4096)
     assert len(base64.b64decode(shown(desk, ident)["body_base64"])) == size
@@ -82,7 +82,7 @@ def test_a_long_body_is_cut_in_text_alone(desk: Desk, size: int) -> None:
     ],
 )
 def test_a_body_of_any_kind_has_bytes(body: Any, encoding: str | None, expected: bytes) -> None:
-    """Base64 that is none, and what is no text at all, is shown as it stands there."""
+    """Invalid base64 and values that are not text are shown as they are stored."""
     message = {**task_message("a"), "body": body}
     message["properties"]["body_encoding"] = encoding
     assert Contents.of(sealed(message)).body_bytes() == expected

@@ -1,4 +1,4 @@
-"""Purge, move and export: what leaves is recorded, what is to be kept is in a file first, and what is not meant stays."""
+"""Purge, move and export: each removal is recorded, an archive is written first, and other dead letters stay."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def rows_in(folder: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("count", [BATCH - 1, BATCH, BATCH + 1])
 def test_a_purge_removes_and_records_each_letter_once(desk: Desk, count: int) -> None:
-    """Its last word is `purged`, by an operator, in the generation that had died."""
+    """Its last event is `purged`, by an operator, in the generation that had died."""
     ids = copies(desk, count)
     done = purge(desk.transport, LETTERS, EVERYTHING)
     assert (done.moved, done.total, desk.ids(LETTERS)) == (count, count, [])
@@ -51,7 +51,7 @@ def test_a_purge_removes_and_records_each_letter_once(desk: Desk, count: int) ->
 
 
 def test_a_purge_takes_what_the_filter_means_and_no_more_than_the_limit(desk: Desk) -> None:
-    """The oldest first; a dry run changes nothing."""
+    """The oldest go first; a dry run changes nothing."""
     for task_id, reason in (("a", "expired"), ("b", "exhausted"), ("c", "expired"), ("d", "expired")):
         desk.die(task_message(task_id), reason=reason)
     chosen = Filter(reasons=frozenset({"expired"}))
@@ -63,7 +63,7 @@ def test_a_purge_takes_what_the_filter_means_and_no_more_than_the_limit(desk: De
 
 
 def test_what_is_purged_is_in_the_archive_first(desk: Desk, tmp_path: Path) -> None:
-    """Whole letters, byte for byte, text or not."""
+    """Whole dead letters, byte for byte, text or not."""
     ids = copies(desk, BATCH + 1)
     desk.client.lpush(LETTERS, b"\x00\xffgarbage")
     raws: Any = desk.client.lrange(LETTERS, 0, -1)
@@ -77,7 +77,7 @@ def test_what_is_purged_is_in_the_archive_first(desk: Desk, tmp_path: Path) -> N
 
 
 def test_where_the_archive_cannot_be_written_nothing_is_purged(desk: Desk, tmp_path: Path) -> None:
-    """The letters stay, all of them."""
+    """All of them stay."""
     ids = copies(desk, 3)
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(InputError):
@@ -87,7 +87,7 @@ def test_where_the_archive_cannot_be_written_nothing_is_purged(desk: Desk, tmp_p
 
 
 def test_a_crash_between_archive_and_purge_is_harmless(desk: Desk, tmp_path: Path) -> None:
-    """The same letters written again are the same file, and the next purge finishes."""
+    """The same dead letters give the same file again, and the next purge finishes."""
     ids = copies(desk, 5)
     outcomes = desk.keys.outcomes
     desk.client.rename(outcomes, "aside")
@@ -101,7 +101,7 @@ def test_a_crash_between_archive_and_purge_is_harmless(desk: Desk, tmp_path: Pat
 
 
 def test_without_pyarrow_an_archive_is_json_lines_below_a_path(desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same columns; a URI says what is missing."""
+    """They have the same columns; for a URI the error says what is missing."""
     ids = copies(desk, 2)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     purge(desk.transport, LETTERS, EVERYTHING, archive_to=str(tmp_path))
@@ -116,7 +116,7 @@ def test_without_pyarrow_an_archive_is_json_lines_below_a_path(desk: Desk, tmp_p
 
 
 def test_an_export_leaves_everything_where_it_is(desk: Desk, tmp_path: Path) -> None:
-    """Files with all letters, or those of a filter; a second export is the same files."""
+    """Files with all dead letters, or those of a filter; a second export writes the same files."""
     ids = copies(desk, 7)
     before = len(desk.events)
     done = export_letters(desk.transport, LETTERS, str(tmp_path))
@@ -129,7 +129,7 @@ def test_an_export_leaves_everything_where_it_is(desk: Desk, tmp_path: Path) -> 
 
 
 def test_a_move_is_the_next_generation_dead_by_the_operators_hand(desk: Desk) -> None:
-    """The letter is as it was, in another dead-letter queue, which is known; the books have both lives."""
+    """The dead letter is unchanged in another, known dead-letter queue; the books have both lives."""
     task_id = desk.die(task_message("a"))
     was = newest(desk.transport, LETTERS, 1)[0]
     done = move(desk.transport, LETTERS, "DLQ.later", EVERYTHING)
@@ -149,7 +149,7 @@ def test_a_move_is_the_next_generation_dead_by_the_operators_hand(desk: Desk) ->
 
 
 def test_what_is_no_letter_of_ours_is_not_moved(desk: Desk) -> None:
-    """It stays, counted by its reason."""
+    """It stays, and is counted by its reason."""
     desk.client.lpush(LETTERS, b"garbage")
     desk.die(task_message("a"))
     done = move(desk.transport, LETTERS, "DLQ.later", EVERYTHING)
@@ -158,7 +158,7 @@ def test_what_is_no_letter_of_ours_is_not_moved(desk: Desk) -> None:
 
 @pytest.mark.parametrize("key", ["outcomes", "dead_letter_queues"])
 def test_a_move_that_the_broker_refuses_leaves_the_letter(desk: Desk, key: str) -> None:
-    """A key of another type: nothing has changed."""
+    """If a key has another type, nothing is changed."""
     desk.die(task_message("a"))
     name = getattr(Keys(), key)
     desk.client.delete(name)
@@ -169,7 +169,7 @@ def test_a_move_that_the_broker_refuses_leaves_the_letter(desk: Desk, key: str) 
 
 
 def test_causes_group_letters_by_what_they_died_of(desk: Desk) -> None:
-    """By fingerprint, the most frequent first, with first and last time and the newest as the example; else by reason."""
+    """By fingerprint or else by reason, the most frequent first, with first and last time and the newest as the example."""
     for number in range(3):
         desk.die(task_message(f"v{number}"), said=f"no {number}", ago_ms=(3 - number) * 60_000)
     desk.die(task_message("t", "desk.send"), exception="TimeoutError")
@@ -187,7 +187,7 @@ def test_causes_group_letters_by_what_they_died_of(desk: Desk) -> None:
 
 
 def test_an_archive_of_the_same_letters_is_the_same_file(desk: Desk, tmp_path: Path) -> None:
-    """Named by what is in it; other letters are another file."""
+    """The file is named after its content; other dead letters give another file."""
     copies(desk, 2)
     raws: Any = desk.client.lrange(LETTERS, 0, -1)
     both = [Letter.of(raw) for raw in raws]

@@ -1,4 +1,4 @@
-"""The redrive: which letters go back, as what, where to, how fast, and what stays when the broker refuses."""
+"""The redrive: which dead letters go back, in what form, where to, how fast, and what stays if the broker refuses."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ EVERYTHING = Filter()
 
 
 def test_a_letter_becomes_its_original_message_one_generation_on(desk: Desk) -> None:
-    """Body, properties and headers are the original's; attempts begin anew; the death stays in its history."""
+    """Body, properties and headers are the original's; attempts start again; the death stays in its history."""
     original = task_message(custom="kept", expires=None)
     task_id = desk.die(original)
     done = redrive(desk.transport, LETTERS, EVERYTHING)
@@ -43,7 +43,7 @@ def test_a_letter_becomes_its_original_message_one_generation_on(desk: Desk) -> 
 
 
 def test_a_letter_goes_back_by_its_priority(desk: Desk) -> None:
-    """The list is that of the priority it was published with."""
+    """It goes to the list of its original priority."""
     for priority in (0, 3, 5, 9, 12):
         desk.die(task_message(f"p{priority}", priority=priority))
     redrive(desk.transport, LETTERS, EVERYTHING)
@@ -62,7 +62,7 @@ def test_all_letters_go_back_in_their_order(desk: Desk, count: int) -> None:
 
 
 def test_a_dry_run_counts_and_changes_nothing(desk: Desk) -> None:
-    """The same figures as the redrive itself."""
+    """It gives the same figures as the redrive itself."""
     ids = copies(desk, BATCH + 3)
     before = len(desk.events)
     dry = redrive(desk.transport, LETTERS, EVERYTHING, dry_run=True)
@@ -73,7 +73,7 @@ def test_a_dry_run_counts_and_changes_nothing(desk: Desk) -> None:
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 4])
 def test_a_limit_takes_the_oldest(desk: Desk, limit: int) -> None:
-    """No more than so many, and no fewer where there are enough."""
+    """No more than so many, and no fewer if there are enough."""
     ids = [desk.die() for _ in range(3)]
     done = redrive(desk.transport, LETTERS, EVERYTHING, limit=limit)
     assert (done.moved, desk.ids(), desk.ids(LETTERS)) == (min(limit, 3), ids[:limit], ids[limit:])
@@ -95,7 +95,7 @@ FILTERS = {
 
 @pytest.mark.parametrize("name", FILTERS)
 def test_a_filter_chooses(desk: Desk, name: str) -> None:
-    """What passes goes back, what does not stays, each in its order."""
+    """Those that match go back and the others stay, both in their order."""
     desk.die(task_message("a"))
     desk.die(task_message("b"), reason="worker_lost")
     desk.die(task_message("c", "desk.send"))
@@ -123,7 +123,7 @@ def test_letters_are_chosen_by_the_time_of_their_death(desk: Desk) -> None:
 
 
 def test_what_cannot_go_back_stays_and_is_counted(desk: Desk) -> None:
-    """Bytes that were never a message, a letter without origin, a foreign message: each with its reason, and the rest goes."""
+    """Bytes that were no message, a dead letter without origin, a foreign message: each with its reason; the others go."""
     lost = desk.die(task_message("no origin"))
     letter = desk.messages(LETTERS)[0]
     letter["headers"]["redelivery"]["origin"] = {}
@@ -139,7 +139,7 @@ def test_what_cannot_go_back_stays_and_is_counted(desk: Desk) -> None:
 
 
 def test_a_member_of_a_chord_runs_by_itself(desk: Desk) -> None:
-    """The chord has counted its failure: the callback leaves the body, the arguments stay, and it is said."""
+    """The chord has counted its failure already: the callback is removed from the body, the arguments stay, and it is reported."""
     chord = {"task": "desk.send", "args": [], "kwargs": {}, "options": {"task_id": "callback"}}
     desk.die(task_message("member", body=body_of(7, chord=chord), group="g"))
     desk.die(task_message("only grouped", body=body_of(8), group="g"))
@@ -150,7 +150,7 @@ def test_a_member_of_a_chord_runs_by_itself(desk: Desk) -> None:
 
 
 def test_letters_that_die_while_it_runs_are_left_alone(desk: Desk) -> None:
-    """A task that fails at once does not go round in circles."""
+    """Otherwise a task that fails at once would be redriven for ever."""
     copies(desk, 2 * BATCH)
     died_again = []
 
@@ -180,7 +180,7 @@ def test_two_redrives_at_once_share_the_letters(desk: Desk) -> None:
 
 @pytest.mark.parametrize("rate", [40.0, 3.0])
 def test_a_rate_is_not_passed(desk: Desk, rate: float) -> None:
-    """Letters go evenly: the n-th no earlier than n/rate seconds after the first, but for one batch."""
+    """They go evenly: the n-th at least n/rate seconds after the first, except for one batch."""
     count = 6
     copies(desk, count)
     began = time.monotonic()
@@ -192,7 +192,7 @@ def test_a_rate_is_not_passed(desk: Desk, rate: float) -> None:
 
 
 def test_it_works_on_a_full_server(desk: Desk) -> None:
-    """A move takes before it gives."""
+    """A move frees memory before it needs any."""
     ids = copies(desk, 5)
     desk.client.config_set("maxmemory-policy", "noeviction")
     desk.client.config_set("maxmemory", 1)
@@ -202,7 +202,7 @@ def test_it_works_on_a_full_server(desk: Desk) -> None:
 
 
 def test_a_read_only_server_refuses_and_keeps_every_letter(desk: Desk) -> None:
-    """One error, which says how far it came."""
+    """One error says how many had moved."""
     ids = copies(desk, 5)
     desk.client.replicaof("127.0.0.1", 1)
     with pytest.raises(BrokerError, match=r"stopped when 0 dead letters had gone back.*run the same command again"):

@@ -1,4 +1,4 @@
-"""The guard of a redrive: what it lets through, what it stops, and how it hears of what became of the letters."""
+"""The guard of a redrive: what it lets through, what it stops, and how it learns what happened to the dead letters."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ EVERYTHING = Filter()
 
 
 def event(task_id: str, outcome: Outcome, **facts: Any) -> Event:
-    """What is recorded of a letter's next life."""
+    """The event of the next life of a dead letter."""
     return Event(task_id=task_id, outcome=outcome, queue=QUEUE, **{"generation": 1, **facts})
 
 
 class Broker:
-    """Sends letters, by their ids, and says what becomes of each at the next look, as `fate` has it."""
+    """Sends dead letters by their ids, and at the next look reports the end of each, as `fate` says."""
 
     def __init__(self, fate: Callable[[str], Event | None]) -> None:
         self.sent: list[str] = []
@@ -43,7 +43,7 @@ class Broker:
         return [Answer.DONE] * len(ids)
 
     def heard(self, _: float) -> list[Event]:
-        """What was not told yet."""
+        """The ends that were not reported yet."""
         new, self._told = self.sent[self._told :], len(self.sent)
         return [found for each in new if (found := self._fate(each)) is not None]
 
@@ -72,7 +72,7 @@ def carried(guard: Guard, broker: Broker, *batches: range) -> list[Answer | Exce
 
 @pytest.mark.parametrize("canary", [1, 2, 3, 4, 5, 6, 7])
 def test_the_others_follow_a_canary_that_ended_well(canary: int) -> None:
-    """However the canary lies in the batches: at their end, across them, as long as all."""
+    """Wherever the canary ends in the batches: at the end of one, across two, or after all."""
     broker = Broker(succeeds)
     guard = Guard(fates=Fates(broker.heard), canary=canary)
     assert carried(guard, broker, range(3), range(3, 6)) == [Answer.DONE] * 6
@@ -84,7 +84,7 @@ def test_the_others_follow_a_canary_that_ended_well(canary: int) -> None:
 
 @pytest.mark.parametrize("dead", [0, 1])
 def test_nothing_follows_a_canary_that_died(dead: int) -> None:
-    """Every other letter of the batch has the reason for its answer: who died, and of what."""
+    """The answer for each other dead letter of the batch says which task died, and of what."""
     broker = Broker(lambda each: dies(each) if each == str(dead) else succeeds(each))
     guard = Guard(fates=Fates(broker.heard), canary=2)
     answers = carried(guard, broker, range(5))
@@ -96,7 +96,7 @@ def test_nothing_follows_a_canary_that_died(dead: int) -> None:
 
 
 def test_a_canary_that_does_not_end_is_waited_for_and_not_for_ever() -> None:
-    """What was recorded of it last is told; the wait says how far it is."""
+    """The error has the last event that was recorded of it; while it waits, the progress is shown."""
     broker, said = Broker(lambda each: event(each, Outcome.REDELIVERY_SCHEDULED, attempt=2)), list[str]()
     guard = Guard(fates=Fates(broker.heard), canary=1, canary_wait=0.05, on_wait=said.append)
     answer = carried(guard, broker, range(2))[1]
@@ -107,7 +107,7 @@ def test_a_canary_that_does_not_end_is_waited_for_and_not_for_ever() -> None:
 
 @pytest.mark.parametrize("fate", [dies, lambda _: None])
 def test_a_canary_that_nothing_follows_is_waited_for_at_the_end(fate: Callable[[str], Event | None]) -> None:
-    """A redrive of fewer letters than the canary's is not done before they have ended."""
+    """A redrive of fewer dead letters than the canary's size waits for them to end."""
     broker = Broker(fate)
     guard = Guard(fates=Fates(broker.heard), canary=9, canary_wait=0.05)
     carried(guard, broker, range(3))
@@ -117,7 +117,7 @@ def test_a_canary_that_nothing_follows_is_waited_for_at_the_end(fate: Callable[[
 
 @pytest.mark.parametrize(("most", "sent"), [(1, 1), (2, 4), (3, 5), (4, 6)])
 def test_it_stops_when_so_many_died_again(most: int, sent: int) -> None:
-    """N-1 are not enough, N are; looked at before each batch. Every letter but two and three dies."""
+    """N-1 are not enough, N are; checked before each batch. All dead letters but two and three die."""
     broker = Broker(lambda each: succeeds(each) if each in "12" else dies(each))
     guard = Guard(fates=Fates(broker.heard), abort_after=most)
     answers = carried(guard, broker, *(range(number, number + 1) for number in range(6)))
@@ -128,7 +128,7 @@ def test_it_stops_when_so_many_died_again(most: int, sent: int) -> None:
 
 @pytest.mark.parametrize(("every", "stopped_at"), [(1, 20), (2, 20), (4, 20), (5, None)])
 def test_it_stops_when_so_great_a_share_died_again(every: int, stopped_at: int | None) -> None:
-    """A quarter of those that ended; below twenty that ended, no share says anything. Each `every`th letter dies."""
+    """A quarter of those that ended; with fewer than twenty ends no share counts. Each `every`th dead letter dies."""
     broker = Broker(lambda each: succeeds(each) if (int(each) + 1) % every else dies(each))
     guard = Guard(fates=Fates(broker.heard), abort_share=0.25)
     answers = carried(guard, broker, *(range(number, number + 1) for number in range(60)))
@@ -137,14 +137,14 @@ def test_it_stops_when_so_great_a_share_died_again(every: int, stopped_at: int |
 
 
 def test_lives_that_have_not_ended_are_no_part_of_a_share() -> None:
-    """However many wait: nineteen ends are too few."""
+    """However many still run: nineteen ends are too few."""
     broker = Broker(lambda each: dies(each) if int(each) < 19 else None)
     guard = Guard(fates=Fates(broker.heard), abort_share=0.01)
     assert carried(guard, broker, *(range(number, number + 1) for number in range(60))) == [Answer.DONE] * 60
 
 
 def test_a_guard_goes_on_with_what_another_process_has_seen() -> None:
-    """The canary is not sent twice, and deaths of before count."""
+    """The canary is not sent twice, and earlier deaths count."""
     broker = Broker(succeeds)
     guard = Guard(fates=Fates(broker.heard), canary=3, sent=3)
     guard.fates.sent(event("before", Outcome.REDRIVEN))
@@ -157,7 +157,7 @@ def test_a_guard_goes_on_with_what_another_process_has_seen() -> None:
 
 
 def test_only_what_died_for_good_in_a_life_that_was_sent_counts() -> None:
-    """Other tasks, generations and queues, and attempts that failed, are none of this redrive's deaths; each counts once."""
+    """Other tasks, generations and queues, and failed attempts, do not count; each death counts once."""
     others = [
         event("x", Outcome.DEAD_LETTERED),
         event("0", Outcome.DEAD_LETTERED, generation=0),
@@ -178,7 +178,7 @@ def test_only_what_died_for_good_in_a_life_that_was_sent_counts() -> None:
 
 
 def test_a_message_names_a_few_and_counts_the_rest() -> None:
-    """Five ids, and as much of what they died of as one can read."""
+    """Five ids, and a readable part of what they died of."""
     broker = Broker(lambda each: event(each, Outcome.DISCARDED, reason="", exception="E" + "x" * 1000))
     guard = Guard(fates=Fates(broker.heard), abort_after=8)
     said = str(carried(guard, broker, range(8), range(8, 9))[-1])
@@ -188,7 +188,7 @@ def test_a_message_names_a_few_and_counts_the_rest() -> None:
 
 
 def test_letters_that_do_not_go_are_no_part_of_the_canary() -> None:
-    """What had left the queue, or cannot be routed, is made up for by the next."""
+    """If one has left the queue or cannot be routed, the next one is part of the canary instead."""
     broker, answers = Broker(succeeds), itertools.chain([Answer.ALREADY, Answer.MISSING], itertools.repeat(Answer.DONE))
     guard = Guard(fates=Fates(broker.heard), canary=2)
 
@@ -205,7 +205,7 @@ def test_letters_that_do_not_go_are_no_part_of_the_canary() -> None:
 
 
 def test_what_stays_lies_as_it_lay(desk: Desk) -> None:
-    """A redrive that was stopped has moved whole letters and no others; its result says what, and why."""
+    """A stopped redrive has moved whole dead letters; its result says what stays, and why."""
     ids = copies(desk, BATCH + 10)
     with watched(desk.transport, LETTERS) as fates:
         done = redrive(desk.transport, LETTERS, EVERYTHING, guard=Guard(fates=fates, canary=3, canary_wait=0.1))
@@ -217,7 +217,7 @@ def test_what_stays_lies_as_it_lay(desk: Desk) -> None:
 
 
 def test_without_news_the_error_says_what_had_gone(desk: Desk) -> None:
-    """A broker that stops to answer while the canary is waited for: the letters that went are in the message."""
+    """The broker stops answering while the canary is waited for: the message names the dead letters that had gone."""
     ids = copies(desk, 5)
 
     def silent(_: float) -> Iterable[Event]:
@@ -232,7 +232,7 @@ def test_without_news_the_error_says_what_had_gone(desk: Desk) -> None:
 
 
 def test_a_death_is_seen_in_the_log_or_in_the_queue(desk: Desk) -> None:
-    """In another dead-letter queue, by the log; where an export took the log's events away, by the letter that lies there."""
+    """In another dead-letter queue, by the log; if an export took the events from the log, by the dead letter itself."""
     for task_id in ("old", "a", "b", "c"):
         desk.die(task_message(task_id))
     with watched(desk.transport, LETTERS) as fates:
@@ -261,7 +261,7 @@ def test_a_death_is_seen_in_the_log_or_in_the_queue(desk: Desk) -> None:
 
 
 def test_a_redrive_that_stopped_is_an_error_with_its_figures(desk: Desk) -> None:
-    """Exit code 2 and one line on stderr; on stdout what went back, as text or as JSON."""
+    """Exit code 2 and one line on stderr; stdout says what went back, as text or as JSON."""
     copies(desk, 4)
     words = ("dlq", "redrive", LETTERS, "--all", "--canary", "1", "--canary-wait", "50ms")
     done = desk.run(*words)

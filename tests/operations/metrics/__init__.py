@@ -1,1 +1,1 @@
-"""Tests of the metrics, and of what watches them."""
+"""Tests of the metrics, and of the tools that use them."""

@@ -1,4 +1,4 @@
-"""`redelivery metrics`: figures that a Prometheus reads, names that the document promises, a page that outlives its broker."""
+"""`redelivery metrics`: output that Prometheus reads, the documented names, and a page that survives its broker."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def of(found: Figures, name: str, **labels: str) -> float:
 
 
 def test_the_figures_are_those_of_the_broker(desk: Desk) -> None:
-    """Queues with their priorities, what is held, delayed, overdue and dead, leases, and the outcome log."""
+    """Queues with their priorities, held, delayed, overdue and dead messages, leases, and the outcome log."""
     empty = figures(desk)
     assert (of(empty, "queue_messages", queue=QUEUE), of(empty, "dead_letters", dead_letter_queue=LETTERS, queue=QUEUE)) == (0, 0)
     assert (of(empty, "outcome_log_events"), of(empty, "outcomes_recorded_total"), of(empty, "workers")) == (0, 0, 0)
@@ -83,7 +83,7 @@ def test_the_figures_are_those_of_the_broker(desk: Desk) -> None:
 
 
 def test_what_was_exported_is_counted_no_more(desk: Desk, tmp_path: Path) -> None:
-    """The log's length is what nobody has exported yet; the counter goes on; the export has a time."""
+    """The log's length is what is not exported yet; the counter goes on; the export has a time."""
     desk.die()
     recorded = len(desk.events)
     desk.json("outcomes", "export", "--to", str(tmp_path))
@@ -95,7 +95,7 @@ def test_what_was_exported_is_counted_no_more(desk: Desk, tmp_path: Path) -> Non
 
 
 def test_a_look_costs_as_much_for_ten_messages_as_for_ten_thousand(desk: Desk) -> None:
-    """Commands are counted by the server, and what it sends as well: nothing is walked through."""
+    """The server counts the commands and its output: no list is read element by element."""
 
     def cost() -> tuple[int, int]:
         before: Any = desk.server.client.info("stats")
@@ -135,7 +135,7 @@ def test_the_alarms_of_the_document_are_of_metrics_that_there_are() -> None:
 
 
 def test_labels_come_out_as_they_went_in() -> None:
-    """Quotes and backslashes are escaped; what would move a cursor, or end the line, is shown as an escape."""
+    """Quotes and backslashes are escaped; control characters and line breaks are shown as escapes."""
     queues = ('a"b', "back\\slash", "line\nend", "täglich", "\x1b[2J")
     found = families(Gauge.of("queue_messages", 1, queue=queue) for queue in queues)
     text = page_of(Families(lambda: found))[0].decode()
@@ -147,7 +147,7 @@ def test_labels_come_out_as_they_went_in() -> None:
 
 
 def test_a_queue_of_a_hostile_name_is_told(desk: Desk) -> None:
-    """A name that anybody may have put into the broker, bytes that are no text included."""
+    """Any client may have put such a name into the broker, even bytes that are not text."""
     desk.client.hset(desk.keys.dead_letter_queues, b'DLQ."\xff\n', "x\x1b")
     found = figures(desk)
     assert of(found, "dead_letters", dead_letter_queue='DLQ."�\\n', queue="x\\x1b") == 0
@@ -167,7 +167,7 @@ def test_a_prefix_is_kept_to(server: Server) -> None:
 
 
 def test_a_lease_that_stands_still_is_no_living_workers() -> None:
-    """Between two looks, for as long as a lease lasts; at the first look all count; who renews again lives again."""
+    """A lease that is not renewed between two looks, for as long as a lease lasts, is not counted; the first look counts all."""
     now = 0.0
     living = Living(10.0, lambda: now)
     assert living.count({b"a": b"1", b"b": b"1"}) == 2
@@ -212,7 +212,7 @@ class Page:
             self.process.send_signal(number)
         code = self.process.wait(60)
         if self.process.stderr is not None and not self.process.stderr.closed:
-            with self.process.stderr as said:  # its first line was read: what follows may be in the reader's buffer
+            with self.process.stderr as said:  # its first line was read: the rest may be in the reader's buffer
                 self.said = said.read()
         return code
 
@@ -232,7 +232,7 @@ def page(shop: Callable[..., Shop]) -> Iterator[Callable[..., Page]]:
 
 
 def test_a_page_is_scraped_and_outlives_its_broker(page: Callable[..., Page], server: Server) -> None:
-    """200 with the format's content type; 503 while the broker is away; 200 again; other paths and methods are none."""
+    """200 with the format's content type; 503 while the broker is away; then 200 again; other paths and methods do not exist."""
     here = page("0")
     assert here.url.startswith("http://127.0.0.1:")
     status, kind, text = here.get()
@@ -252,7 +252,7 @@ def test_a_page_is_scraped_and_outlives_its_broker(page: Callable[..., Page], se
 
 
 def test_a_page_that_others_may_read_says_so(page: Callable[..., Page]) -> None:
-    """Plain http and no password: the loopback is the default, and anything else is said. Ctrl-C is 130."""
+    """Plain http without a password: by default on the loopback; any other address gives a warning. Ctrl-C ends with 130."""
     here = page("0.0.0.0:0")
     port = here.url.rpartition(":")[2]
     with OPENER.open(f"http://127.0.0.1:{port}", timeout=60) as answer:
@@ -288,7 +288,7 @@ def test_a_broker_that_is_not_there_is_one_line(server: Server) -> None:
 
 
 def test_on_rabbitmq_there_is_what_passive_declares_tell(rabbit: Rabbit, tmp_path: Path) -> None:
-    """Depths of queues, dead letters and the log; what has no queue yet has no sample; nothing is looked at."""
+    """Depths of queues, dead letters and the log; a queue that does not exist yet has no sample; no message is read."""
     place = Place("rabbit-classic", rabbit, tmp_path)
     desk = place.desk()
     assert of(figures(desk), "queue_messages", queue=QUEUE) == 0

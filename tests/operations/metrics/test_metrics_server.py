@@ -1,4 +1,4 @@
-"""The metrics' server against clients that mean no good: they take neither its threads nor its time."""
+"""The metrics' server and malicious clients: they cannot block its threads or its time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LONG = 60.0
 
 @pytest.fixture
 def server() -> Iterator[MetricsServer]:
-    """A server of a page of one word."""
+    """A server whose page is one word."""
     server = MetricsServer("127.0.0.1", 0, lambda _: (b"page", "text/plain"))
     server.begin()
     yield server
@@ -43,7 +43,7 @@ class Counting(MetricsServer):
 
 
 def connected(server: MetricsServer) -> socket.socket:
-    """A client that has said nothing yet."""
+    """A client that has sent nothing yet."""
     host, port = server.server_address[:2]
     return socket.create_connection((str(host), int(port)), timeout=LONG)
 
@@ -61,7 +61,7 @@ def serving() -> int:
 
 
 def test_a_client_that_speaks_slowly_is_cut_off(server: MetricsServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A byte now and then does not prolong its time."""
+    """A byte now and then does not extend its time."""
     monkeypatch.setattr(metrics_server, "TIMEOUT", 0.5)
     with connected(server) as client:
         client.sendall(b"GET /metrics HTTP/1.1\r\n")
@@ -82,7 +82,7 @@ def test_a_client_that_speaks_slowly_is_cut_off(server: MetricsServer, monkeypat
 
 
 def test_a_client_that_reads_slowly_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who does not take the page holds no thread for longer than a connection may last."""
+    """A client that does not read the page holds a thread no longer than a connection may last."""
     monkeypatch.setattr(metrics_server, "MAX_SECONDS", 0.5)
     server = MetricsServer("127.0.0.1", 0, lambda _: (b"x" * 50_000_000, "text/plain"))
     server.begin()
@@ -95,7 +95,7 @@ def test_a_client_that_reads_slowly_is_cut_off(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_many_silent_clients_take_no_more_threads_than_there_are_and_no_scrape_is_lost(server: MetricsServer) -> None:
-    """The one that has been silent for longest makes room; a scrape in between is answered at once."""
+    """The client that has been silent for longest is closed; a scrape in between is answered at once."""
     before = serving()
     with contextlib.ExitStack() as open_clients:
         for number in range(4 * metrics_server.LIMIT):
@@ -109,7 +109,7 @@ def test_many_silent_clients_take_no_more_threads_than_there_are_and_no_scrape_i
 
 @pytest.mark.parametrize("more", [-1, 0, 1])
 def test_a_page_that_takes_long_is_waited_for_by_a_bounded_number(more: int) -> None:
-    """At N-1, N and N+1 connections that have all said what they want: what is one too many is refused, the others are answered."""
+    """At N-1, N and N+1 complete requests: one too many is refused, and the others are answered."""
     go_on, most = threading.Event(), 2 * metrics_server.LIMIT
     server = Counting("127.0.0.1", 0, lambda _: (str(go_on.wait(LONG)).encode(), "text/plain"))
     server.begin()
@@ -121,7 +121,7 @@ def test_a_page_that_takes_long_is_waited_for_by_a_bounded_number(more: int) -> 
             if number < most:
                 asking.append(client)
                 assert server.asked.acquire(timeout=LONG)
-            else:  # before the others have their answers, and make room
+            else:  # before the others are answered, and free their places
                 assert all_of(client) == b""
         go_on.set()
         assert [all_of(client).endswith(b"True") for client in asking] == [True] * min(most + more, most)

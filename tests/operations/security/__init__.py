@@ -1,1 +1,1 @@
-"""Tests of rights, and of what is hidden."""
+"""Tests of rights, and of hidden data."""

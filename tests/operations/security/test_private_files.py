@@ -1,4 +1,4 @@
-"""Whole letters lie in files that nobody but their owner may read, and no error about them has a credential."""
+"""Files with whole dead letters are readable only by their owner, and no error about them shows a credential."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def modes(folder: Path) -> set[tuple[bool, int]]:
 
 @pytest.mark.parametrize("has_pyarrow", [True, False])
 def test_letters_are_their_owners_alone(desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, has_pyarrow: bool) -> None:
-    """As Parquet, and as JSON lines where pyarrow is not there, whatever the umask allows; what was there keeps its mode."""
+    """As Parquet, and as JSON lines without pyarrow, with any umask; existing files keep their mode."""
     if not has_pyarrow:
         for name in [
             each for each in sys.modules if each.partition(".")[0] == "pyarrow" or each == "redelivery.workers.export.tables"

@@ -1,4 +1,4 @@
-"""What exceptions say: hidden in all that is shown where `redact` is set, and not stored where `store_failure_texts` is off."""
+"""Texts of exceptions: hidden in all output if `redact` is set, and not stored if `store_failure_texts` is off."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 CARD, DLQ = "4111-1111-1111", "DLQ.celery"
 TASKS = ("gives_up", "tells", "dies", "exits")
 FAST = {"queues": {"#": {"redelivery_delay": 0.1, "max_delivery_attempts": 2}}}
-#: Every command that shows a letter, or anything of a task.
+#: Every command that shows a dead letter, or data of a task.
 COMMANDS = (
     ("dlq", "list"),
     ("dlq", "show", DLQ),
@@ -49,7 +49,7 @@ COMMANDS = (
 
 
 def said(shop: Shop, *words: str) -> str:
-    """What a command of this shop's operator prints, on both streams."""
+    """The output of a command of this shop's operator, on both streams."""
     command = [sys.executable, "-m", "redelivery", "-A", shop.module, *words]
     done = subprocess.run(command, env=shop.environment, cwd=shop.folder, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode in ({0, 1} if "doctor" in words else {0}), done.stderr  # 1 means that it found something
@@ -57,7 +57,7 @@ def said(shop: Shop, *words: str) -> str:
 
 
 def died(shop: Shop) -> dict[str, str]:
-    """Let every task die, and one that nobody knows; their ids."""
+    """Let every task die, and an unknown one; their ids."""
     ids = {name: shop.send(name, CARD) for name in (*TASKS, "nobody_knows")}
     for task_id in ids.values():
         shop.ended(task_id, "dead_lettered")
@@ -70,11 +70,11 @@ def headers(shop: Shop) -> dict[str, dict[str, Any]]:
 
 
 def test_nothing_that_is_shown_or_logged_says_an_argument(shop: Callable[..., Shop]) -> None:
-    """Not in a table, a whole letter, an example, a task's life, a line of the worker's log, Celery's own ones included."""
+    """Neither in a table, a whole dead letter, an example, a task's life, nor a line of the worker's log or of Celery's own."""
     here = shop(module="tests.support.apps.secret_shop", settings={**FAST, "redact": True})
     worker = here.start()
     ids = died(here)
-    assert all(CARD in json.dumps(headers(here)[name]) for name in TASKS[:3])  # it is stored, and so must be hidden
+    assert all(CARD in json.dumps(headers(here)[name]) for name in TASKS[:3])  # it is stored, so it must be hidden
     waiting = here.send("dies", CARD, countdown=3600)
     here.ended(waiting, "deferred")
     said(here, "dlq", "redrive", DLQ, "--id", ids["dies"])
@@ -86,7 +86,7 @@ def test_nothing_that_is_shown_or_logged_says_an_argument(shop: Callable[..., Sh
         for found in (said(here, *each), said(here, *each, "--json")):
             assert CARD not in found, each
     assert "ValueError: (hidden: redact is set)" in said(here, "dlq", "show", DLQ)
-    for name in ("inventory", "outcomes"):  # all that the report of the books is made of
+    for name in ("inventory", "outcomes"):  # all data of the books' report
         said(here, name, "export", "--to", str(here.folder / name))
         files = [str(each) for each in (here.folder / name).rglob("*.parquet")]
         assert (rows := dataset.dataset(files).to_table().to_pylist())
@@ -101,7 +101,7 @@ def test_nothing_that_is_shown_or_logged_says_an_argument(shop: Callable[..., Sh
 
 @pytest.mark.parametrize("pool", first_quick(["prefork", "threads"]))
 def test_celerys_own_lines_say_no_argument(shop: Callable[..., Shop], pool: str) -> None:
-    """Those of its pool at DEBUG, of a chord with a member that fails, and of a receiver that raises what it was told."""
+    """The pool's lines at DEBUG, those of a chord with a failing member, and those of a receiver that raises its arguments."""
     here = shop(module="tests.support.apps.secret_shop", settings={**FAST, "redact": True}, backend=True)
     worker = here.start("-l", "DEBUG", pool=pool)
     names = [f"tests.support.apps.secret_shop.{name}" for name in ("tells", "total")]
@@ -117,7 +117,7 @@ def test_celerys_own_lines_say_no_argument(shop: Callable[..., Shop], pool: str)
 
 
 def test_none_of_celerys_loggers_is_left_out() -> None:
-    """But for the one that an application's own task loggers hang below, and the one of what was printed."""
+    """Except the parent of an application's own task loggers, and the logger for printed text."""
     root = Path(celery.__file__).parent
     names = set()
     for file in root.rglob("*.py"):
@@ -129,7 +129,7 @@ def test_none_of_celerys_loggers_is_left_out() -> None:
 
 
 def test_a_warning_of_celerys_is_hidden_and_others_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Celery warns of what was raised around a task's body."""
+    """Celery warns with the exception that was raised around a task's body."""
     monkeypatch.setattr(celery_lines, "redacting", [1])
     hiding = celery_lines._Hiding()
     for text, is_hidden in ((f"RuntimeWarning: Exception raised outside body: ValueError('{CARD}')", True), ("another", False)):
@@ -139,7 +139,7 @@ def test_a_warning_of_celerys_is_hidden_and_others_are_not(monkeypatch: pytest.M
 
 
 def test_without_it_all_is_shown(shop: Callable[..., Shop]) -> None:
-    """So that the test above can fail."""
+    """This shows that the test above can fail."""
     here = shop(module="tests.support.apps.secret_shop", settings=FAST)
     worker = here.start()
     here.ended(here.send("tells", CARD), "dead_lettered")
@@ -149,7 +149,7 @@ def test_without_it_all_is_shown(shop: Callable[..., Shop]) -> None:
 
 @pytest.mark.parametrize("pool", first_quick(["prefork", "threads"]))
 def test_texts_of_exceptions_need_not_be_stored(shop: Callable[..., Shop], pool: str) -> None:
-    """Types and fingerprints are: in the letter, and in the history of each attempt before it."""
+    """Types and fingerprints are stored, in the dead letter and in the history of each earlier attempt."""
     here = shop(module="tests.support.apps.secret_shop", settings={**FAST, "store_failure_texts": False})
     here.start(pool=pool)
     died(here)
@@ -163,7 +163,7 @@ def test_texts_of_exceptions_need_not_be_stored(shop: Callable[..., Shop], pool:
 
 
 def test_what_is_not_known_to_be_harmless_is_hidden(desk: Desk) -> None:
-    """A field of a newer version, or of a stranger; a class that is none."""
+    """A field of a newer version or of a stranger, or an invalid class name."""
     desk.die(task_message("a", argsrepr="(1,)"), exception="E with words")
     [message] = desk.messages(LETTERS)
     header = message["headers"]["redelivery"]
@@ -183,7 +183,7 @@ def test_what_is_not_known_to_be_harmless_is_hidden(desk: Desk) -> None:
 
 
 def test_filters_choose_by_what_is_hidden(desk: Desk, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """What is shown changes, not what is there: an exported letter is whole."""
+    """Only the output is redacted, not the data: an exported dead letter is complete."""
     monkeypatch.setenv("REDELIVERY_REDACT", "true")
     task_id = desk.die(exception="shop.Declined", said="secret-word")
     desk.die()

@@ -1,4 +1,4 @@
-"""The least rights: the ACL lines of `docs/deploying.md` are enough for worker, operator and producer, and each right is needed."""
+"""The least rights: the ACL lines of `docs/deploying.md` are enough for worker, operator and producer, and each is needed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.xdist_group("rights")
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "deploying.md"
 LINE = re.compile(r"^user (\w+) (.+)$", re.MULTILINE)
 DATABASE = 1
-#: redis-py tells the server its version, and goes on where it may not; Redis 7.0 knows no such command, so no line can allow it.
+#: redis-py sends its version to the server, and goes on if it may not; Redis 7.0 lacks the command, so no line can allow it.
 HARMLESS = {"command client|setinfo"}
 SETTINGS = {"queues": {"#": {"redelivery_delay": 0.1, "max_delivery_attempts": 2}}}
 CONF = {"broker_transport_options": {"global_keyprefix": PREFIX}, "prefix": PREFIX}
@@ -52,7 +52,7 @@ def commands(user: str) -> list[str]:
 
 @dataclass
 class Guarded(Asked):
-    """A server that is reached as one of its users: what a shop and a desk take for a server."""
+    """A server that is reached as one of its users; a shop and a desk use it like a `Server`."""
 
     server: Server
     user: str
@@ -69,14 +69,14 @@ class Guarded(Asked):
         return Redis(unix_socket_path=self.server.socket, db=DATABASE)
 
     def admit(self, user: str, *rules: str) -> None:
-        """Be this user from now on, with its documented rights, and then these."""
+        """Connect as this user from now on, with its documented rights and then these."""
         self.user = user
         self.client.execute_command("ACL", "SETUSER", user, "reset", *documented(user), *rules)
         self.client.execute_command("ACL", "LOG", "RESET")
 
     @property
     def denials(self) -> set[str]:
-        """What the server has denied its users since."""
+        """The commands that the server has denied its users since the last call."""
         entries: Any = self.client.acl_log()
         return {f"{each['reason']} {each['object']}" for each in entries} - HARMLESS
 
@@ -106,7 +106,7 @@ def guarded(request: pytest.FixtureRequest) -> Iterator[Guarded]:
 
 @pytest.fixture(scope="module")
 def valkey() -> Iterator[Guarded]:
-    """The server that is always there, for what asks nothing of its kind."""
+    """The server that every machine has, for tests that do not depend on its kind."""
     with server_of("valkey") as here:
         yield here
 
@@ -146,7 +146,7 @@ PRODUCING = (
 
 
 def denied_on(guarded: Guarded, path: str, user: str, *rules: str) -> set[str]:
-    """What the server denies this user, with these rules besides, on this path; the path may fail of it."""
+    """What the server denies this user on this path, with these further rules; the path may fail because of it."""
     guarded.client.flushdb()
     guarded.client.script_flush()
     guarded.admit(user, *rules)
@@ -157,7 +157,7 @@ def denied_on(guarded: Guarded, path: str, user: str, *rules: str) -> set[str]:
 
 
 def done_by(guarded: Guarded, path: str, user: str) -> set[str]:
-    """The same without a failure: the path is walked to its end."""
+    """As above, but the path must run to its end."""
     guarded.client.flushdb()
     guarded.admit(user)
     PATHS[path](Desk(guarded, prefix=PREFIX))  # type: ignore[arg-type]
@@ -165,26 +165,26 @@ def done_by(guarded: Guarded, path: str, user: str) -> set[str]:
 
 
 def test_the_table_names_each_right_of_a_worker() -> None:
-    """No right is in the line that no path needs."""
+    """The line has no right that no path needs."""
     assert sorted(NEEDS) == sorted(commands("worker"))
     assert set(commands("producer")) <= set(NEEDS)
 
 
 @pytest.mark.parametrize("path", sorted(PATHS))
 def test_the_rights_are_enough(guarded: Guarded, path: str) -> None:
-    """Every path is walked to its end, and the server denies nothing."""
+    """Every path runs to its end, and the server denies nothing."""
     assert done_by(guarded, path, "worker") == set()
 
 
 @pytest.mark.parametrize("path", PRODUCING)
 def test_a_producers_rights_are_enough_to_publish(guarded: Guarded, path: str) -> None:
-    """However the queue is bounded."""
+    """With and without bounds on the queue."""
     assert done_by(guarded, path, "producer") == set()
 
 
 @pytest.mark.parametrize("command", sorted(NEEDS))
 def test_each_right_is_needed(valkey: Guarded, command: str) -> None:
-    """Without it, the path that the table names is denied it."""
+    """Without it, the server denies the path that the table names."""
     assert f"command {command}" in denied_on(valkey, NEEDS[command], "worker", f"-{command}")
 
 
@@ -204,12 +204,12 @@ def test_each_right_of_a_producer_is_needed(valkey: Guarded) -> None:
     ],
 )
 def test_a_producer_may_not_do_a_workers_work(valkey: Guarded, path: str, user: str, denied: str) -> None:
-    """It can publish, and neither take nor look."""
+    """It can publish, but neither receive nor look."""
     assert denied in denied_on(valkey, path, user)
 
 
 def test_waiting_for_replicas_needs_a_right_of_its_own(valkey: Guarded) -> None:
-    """Without it nothing fails, because what was written stands; a line says that nobody confirms."""
+    """Without it nothing fails, because the write stands; a line says that no replica confirms it."""
     for rules, why in (((), "refuses WAIT"), (("+wait",), "may be lost")):
         valkey.client.flushdb()
         valkey.admit("producer", *rules)
@@ -223,7 +223,7 @@ def test_waiting_for_replicas_needs_a_right_of_its_own(valkey: Guarded) -> None:
 
 
 def test_keys_and_channels_of_others_are_out_of_reach(valkey: Guarded) -> None:
-    """Nothing but the app's own prefix."""
+    """Only the app's own prefix is allowed."""
     valkey.admit("worker")
     client = Redis.from_url(valkey.url)
     for words in (("LPUSH", "other:celery", "x"), ("PUBLISH", "other:redelivery:wake", "x"), ("LRANGE", "celery", "0", "-1")):
@@ -232,7 +232,7 @@ def test_keys_and_channels_of_others_are_out_of_reach(valkey: Guarded) -> None:
 
 
 def test_a_worker_with_the_least_rights_does_everything(guarded: Guarded) -> None:
-    """It receives, redelivers, delays, buries, obeys remote control and stops, and the server has denied it nothing."""
+    """It receives, redelivers, delays, dead-letters, obeys remote control and stops, and the server has denied nothing."""
     guarded.client.flushdb()
     guarded.admit("worker")
     with tempfile.TemporaryDirectory(prefix="rd-", ignore_cleanup_errors=True) as name:
