@@ -1,1 +1,1 @@
-"""Tests of what goes wrong."""
+"""Tests of crashes, outages and hostile messages."""

@@ -1,4 +1,4 @@
-"""`./dev chaos`: one run, as long as one likes. Exit 0 where nothing was lost, 1 where anything was, 2 where it could not run."""
+"""`./dev chaos`: one run of any length. Exit 0 if nothing was lost, 1 if something was, 2 if it could not run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.faults.chaos.rabbit.plan import BOUNDARIES as RABBITMQ
 from tests.faults.chaos.run.harness import Run
 
 OF_BROKER = {"valkey": BOUNDARIES, "rabbitmq": RABBITMQ}
-#: Seconds in which everything comes to rest: a broker that was killed hands on three minutes later what was between two levels.
+#: Seconds until all is quiet: a killed RabbitMQ passes on after three minutes what was between two delay levels.
 RESTORED = 420.0
 
 

@@ -1,15 +1,15 @@
-"""The seam: every step of a message has a name, and a process of the tests can be told to die there.
+"""The boundaries: every step of a message has a name, and a process of the tests can be told to die there.
 
 A boundary is `<step>.before` (the process is about to ask the broker) or `<step>.after` (the broker has done it, and the answer
-has not been used yet); where nobody waits for the answer also `<step>.asked` (nobody knows what the broker has done). Steps are
-the scripts, by their names, and what is no script: `receive` (the batch has been answered), `hand_over` (it is in line, and goes
-to its consumers), `run` (the task's own code), `recover` (one message of a dead worker), `write` (a file: of the outcome log, of
-an inventory, of an archive) and in the middle of it `name` (its bytes are on the disk, and it gets its name).
+has not been used yet). If nobody waits for the answer there is also `<step>.asked` (the broker may have done it or not). Steps are
+the scripts, by their names, and what is no script: `receive` (the batch has been answered), `hand_over` (the message is queued for
+its consumer), `run` (the task's own code), `recover` (one message of a dead worker), `write` (a file: of the outcome log, of an
+inventory, of an archive) and in the middle of it `name` (its bytes are on the disk, and it gets its name).
 
 The order is in the environment: `CHAOS_ORDER=<boundary>:<n>` for the process that is started, and for the children of its pool
-`CHAOS_CHILDREN=<seed>:<most>:<boundary>,...`: each of them draws a boundary, and a number if it comes by there often. When the
-process comes there for the n-th time with a message in hand, it writes a line into `CHAOS_KILLS` and kills itself by SIGKILL. The
-product knows nothing of this: a process without an order runs the product as it is.
+`CHAOS_CHILDREN=<seed>:<most>:<boundary>,...`: each child draws a boundary, and a number if it often reaches it. When the process
+reaches that boundary for the n-th time while a message is in hand, it writes a line into `CHAOS_KILLS` and kills itself by
+SIGKILL. The product knows nothing of this: a process without an order runs the product unchanged.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Order", "begin", "here", "install", "stand_around"]
 
-#: Steps whose first argument is the tag of the message; where it is empty, none is in hand.
+#: Steps whose first argument is the tag of the message; an empty tag means that no message is in hand.
 TAGGED = {"acknowledge", "defer", "dead_letter", "start", "accept"}
-#: Steps that hold no message themselves: a message is in hand where somebody holds one.
+#: Steps that concern no single message: a message is in hand if any worker holds one.
 DUTIES = {"renew", "fence", "lead", "watch", "register", "unregister", "bind", "bound", "forget", "resign"}
 
 
@@ -52,7 +52,7 @@ class Order:
 
     @classmethod
     def read(cls, text: str) -> Order | None:
-        """From the environment; None where nothing was ordered."""
+        """Read it from the environment; None if there is no order."""
         boundary, _, nth = text.partition(":")
         return cls(boundary, int(nth)) if boundary else None
 
@@ -61,7 +61,7 @@ class Order:
 
 
 class _Seam:
-    """What this process was told, and how often it has been there; a forked child begins anew, with its own order."""
+    """This process's order, and how often it has been at the boundary; a forked child starts again with its own order."""
 
     def __init__(self) -> None:
         self.main = self.pid = os.getpid()
@@ -101,7 +101,7 @@ _seam: _Seam | None = None
 
 
 def here(boundary: str, in_hand: Callable[[], Any]) -> None:
-    """The process is at this boundary."""
+    """Die here if the process is at its boundary."""
     if _seam is None:
         return
     order = _seam.current()
@@ -109,7 +109,7 @@ def here(boundary: str, in_hand: Callable[[], Any]) -> None:
         return
     try:
         has_message = bool(in_hand())
-    except Exception:  # noqa: BLE001 - a broker that does not answer: nobody can tell, so it does not count
+    except Exception:  # noqa: BLE001 - a broker that does not answer: it is not known, so it does not count
         return
     if has_message:
         _seam.hit(boundary)
@@ -120,7 +120,7 @@ def _yes() -> bool:
 
 
 def install() -> None:
-    """Stand at every boundary of this process from here on. Once in a process."""
+    """Watch every boundary of this process from here on. Once in a process."""
     begin()
     _at_scripts()
     _at_what_is_under_way()
@@ -129,7 +129,7 @@ def install() -> None:
 
 
 def begin() -> None:
-    """Read this process's order, and stand at what it has on any broker: its tasks, and its files."""
+    """Read this process's order, and watch the steps that do not depend on the broker: its tasks, and its files."""
     global _seam  # noqa: PLW0603 - one process, one seam
     _seam = _Seam()
     _at_files()
@@ -188,7 +188,7 @@ def _at_what_is_under_way() -> None:
 
 
 def _step_of(script: str, keys: Any, args: Any) -> str:
-    """Two scripts do for two steps each: whoever watches the letters has a lead of its own kind, and `accept` starts nothing."""
+    """The step of a script; two scripts serve two steps each: the watch over dead letters is a `lead`, and `accept` a `start`."""
     if script == "start" and args[1]:
         return "accept"
     if script == "lead" and keys[0].endswith("letter_watcher"):
@@ -251,7 +251,7 @@ def _at_files() -> None:
 
 
 def stand_around(owner: Any, name: str, step: str, in_hand: Callable[..., Any] = lambda *_: True) -> None:
-    """Stand before and behind this function; `in_hand` is given what the function is given."""
+    """Wrap a function with both its boundaries; `in_hand` gets the function's arguments."""
     inner = getattr(owner, name)
 
     def outer(*args: Any, **facts: Any) -> Any:

@@ -1,6 +1,6 @@
-"""The app of the chaos runs: the tests' shop with queues that are counted, capped or judged, a task that publishes, and a producer.
+"""The app of the chaos runs: the tests' shop with counted, capped and judged queues, a task that publishes, and a producer.
 
-`judged` has a dead-letter handler, which decides by the letter's id, so that a letter which is handled twice has one decision.
+`judged` has a dead-letter handler, which decides by the dead letter's id: one that is handled twice gets the same decision.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TWINS = Exchange("twins", "direct")
 app.conf.task_queues = [Queue(name, routing_key=name) for name in QUEUES]
 app.conf.task_queues += [Queue(name, TWINS, routing_key="twins") for name in ("left", "right")]
 app.conf.task_default_queue = "celery"
-app.conf.task_publish_retry = False  # a publication that is tried again is another publication
+app.conf.task_publish_retry = False  # a publication that is tried again counts as another publication
 
 
 @app.task(bind=True, name="tests.support.shop.fans")
@@ -42,7 +42,7 @@ def fans(self: Any, queue: str) -> str:
 
 @app.task(bind=True)
 def lags(self: Any, seconds: float, then: str) -> None:
-    """Takes a while, and then fails the first time (`retry`) or for good (`die`)."""
+    """Takes a while, and then fails the first time (`retry`) or every time (`die`)."""
     note(self.request.id, attempt=self.request.retries + 1)
     time.sleep(seconds)
     if then == "die":
@@ -54,13 +54,13 @@ def lags(self: Any, seconds: float, then: str) -> None:
 
 @app.redelivery.dead_letter_handler("judged")
 def judge(letter: Letter) -> LetterDecision:
-    """Whatever a handler may decide; what is sent back and dies again gets the next decision."""
+    """Each decision that a handler may take; a task that is sent back and dies again gets the next decision."""
     decisions = (letter.redrive, letter.archive, letter.discard, letter.park)
     return decisions[(sum(letter.task_id.encode()) + letter.generation) % 4]()
 
 
 def produce(seed: str, count: int, ledger: str, mix: str) -> None:
-    """Publish so many tasks, some in batches; the ledger has a line before each, and one behind it once the broker has answered."""
+    """Publish so many tasks, some in batches; the ledger has a line before each, and one after it when the broker has answered."""
     chance = random.Random(seed)  # noqa: S311 - a scenario, no secret
     while count > 0:
         size = min(count, chance.choice(SIZES))
@@ -73,7 +73,7 @@ def produce(seed: str, count: int, ledger: str, mix: str) -> None:
 
 
 def publish_together(ledger: str, tasks: list[tuple[str, str, list[Any], dict[str, Any]]]) -> None:
-    """Publish these in one batch, with a line in the ledger before each, and one behind it when the batch has been answered."""
+    """Publish these in one batch, with a ledger line before each, and one after it when the batch has been answered."""
     for task_id, task, _, _ in tasks:
         _write(ledger, {"id": task_id, "said": "asked", "task": task})
     block, error = app.redelivery.publishing(), ""
@@ -92,11 +92,11 @@ def publish_together(ledger: str, tasks: list[tuple[str, str, list[Any], dict[st
 
 
 def publish(ledger: str, task_id: str, task: str, args: list[Any], options: dict[str, Any]) -> None:
-    """Publish one task, with a line in the ledger before it, and one behind it."""
+    """Publish one task, with a ledger line before it and one after it."""
     _write(ledger, {"id": task_id, "said": "asked", "task": task})
     try:
         app.send_task(f"tests.support.shop.{task}", args, task_id=task_id, retry=False, **options)
-    except Exception as exc:  # noqa: BLE001 - whatever it was, nobody knows whether it is there
+    except Exception as exc:  # noqa: BLE001 - after any error it is not known whether the message is there
         _write(ledger, {"id": task_id, "said": "failed", "error": str(exc)})
     else:
         _write(ledger, {"id": task_id, "said": "published"})
@@ -127,9 +127,9 @@ def _drawn(chance: random.Random, mix: str) -> tuple[str, list[Any], dict[str, A
     return {"dies": "fails", "dozes": "naps"}.get(kind, kind), args.get(kind, []), options
 
 
-#: How many tasks are published together; one by one, most of them.
+#: How many tasks a batch has; most are published one by one.
 SIZES = (1, 1, 1, 1, 5)
-#: From how many seconds on, and up to how many.
+#: The delays of these tasks: minimum and maximum, in seconds.
 DELAYED = {"later": (0.5, 3.0), "much_later": (6.0, 6.0), "waits": (9.0, 12.0)}
 MIXES = {
     "all": {

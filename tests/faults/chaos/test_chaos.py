@@ -1,4 +1,4 @@
-"""One bounded chaos run: every boundary is hit with a message in hand, beside faults of the network and the broker."""
+"""One bounded chaos run: every boundary is hit with a message in hand, with faults of the network and the broker besides."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SEED = seed()
 @pytest.mark.slow
 @pytest.mark.timeout(2000)
 def test_a_kill_at_any_boundary_loses_nothing_and_the_books_balance(folder: Path) -> None:
-    """Each step of a message is one where a process dies; nothing is lost, ends twice, or runs twice without being named."""
+    """A process dies at each step of a message; nothing is lost, ends twice, or runs twice without being named."""
     run = Run(folder, SEED, Plan(SEED, 1), workers=3, fault_every=6.0)
     run.open()
     try:

@@ -1,4 +1,4 @@
-"""One bounded chaos run on RabbitMQ, and that its account of a run sees each kind of fault."""
+"""One bounded chaos run on RabbitMQ, and tests that its account detects each kind of fault."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tests.support.rabbit import Node, Rabbit
 
 SEED = seed()
-#: Between all steps of a transition, and in each kind of process; the others are for `./dev chaos --broker rabbitmq`.
+#: Between all steps of a transition, and in each kind of process; `./dev chaos --broker rabbitmq` has the other boundaries.
 CHOSEN = {
     *("worker:receive.after", "worker:confirm.before", "worker:defer.after", "worker:dead_letter.after", "worker:record.after"),
     *("worker:acknowledge.before", "worker:acknowledge.after", "worker:recover.after"),
@@ -33,7 +33,7 @@ LIFE = ("t", 0, 0, "celery")
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_kill_between_any_two_steps_on_rabbitmq_loses_nothing_and_is_named(folder: Path, rabbit_node: Node) -> None:
-    """Nothing is lost; what ended twice has a word for it in the account, and what ran twice has one in the log."""
+    """Nothing is lost; each life that ended twice has a word in the account, and each repeated run an event in the log."""
     plan = Plan(SEED, 1, CHOSEN, BOUNDARIES)
     faults = ("cut", "swallow", "kill_group")
     run = RabbitRun(folder, SEED, plan, node=rabbit_node, faults=faults, pools=("threads", "prefork"))
@@ -51,7 +51,7 @@ def test_a_kill_between_any_two_steps_on_rabbitmq_loses_nothing_and_is_named(fol
 
 
 def test_what_came_after_the_export_is_told_from_what_is_lost(folder: Path, rabbit: Rabbit) -> None:
-    """Both were recorded and are in no export; one is still in the log."""
+    """Both were recorded and are in no export, but one is still in the log."""
     run = RabbitRun(folder, SEED, Plan(SEED, 0, ()), node=rabbit.node)
     run.fleet.rabbit = rabbit
     shop = Shop(cast("Any", rabbit), folder, conf={"broker_transport_options": {"confirm_publish": True}})
@@ -74,7 +74,7 @@ def told(*outcomes: str, **facts: Any) -> list[dict[str, Any]]:
 
 
 def made_of(*outcomes: str, letters: int = 0, said: str = "published", died: str = "", runs: int = 1) -> Account:
-    """The account of a task whose producer has said this, and died there."""
+    """The account of a task whose producer has noted this in its ledger, and died at that boundary."""
     ledger = [{"id": "t", "said": "asked", "pid": 7}, {"id": "t", "said": said, "pid": 7}]
     notes = [{"id": "t", "attempt": 1}] * runs
     return account(told(*outcomes), [LIFE] * letters, notes, ledger, {7: died} if died else {})
@@ -91,14 +91,14 @@ def made_of(*outcomes: str, letters: int = 0, said: str = "published", died: str
     ],
 )
 def test_a_life_that_balances_has_no_word(outcomes: list[str], facts: dict[str, Any]) -> None:
-    """One end, and a letter where it died; a letter that lies there twice is counted."""
+    """It has one end, and a dead letter if it died; a dead letter that is in its queue twice is counted."""
     made = made_of(*outcomes, **facts)
     assert (made.words, made.faults, made.lives) == ({}, [], 1)
     assert made.twice == (facts.get("letters", 0) > 1)
 
 
 def test_an_earlier_delivery_that_is_handed_over_again_is_no_resurrection() -> None:
-    """The message died at its second delivery, and its letter was purged: the first one is another copy, and does not run."""
+    """The message died at its second delivery and its dead letter was purged; the first delivery is a copy that does not run."""
     events = told("published", "dead_lettered", "purged", "redelivery_scheduled")
     for event, delivery in zip(events, (0, 2, 0, 1), strict=True):
         event["delivery"] = delivery
@@ -118,7 +118,7 @@ def test_an_earlier_delivery_that_is_handed_over_again_is_no_resurrection() -> N
     ],
 )
 def test_what_a_crash_may_leave_is_named_and_no_fault(word: str, outcomes: list[str], facts: dict[str, Any]) -> None:
-    """And the books have to have the same word."""
+    """The books must have the same word."""
     made = made_of(*outcomes, **facts)
     assert (made.words, made.faults) == ({LIFE: word}, [])
     made.compare({LIFE: "lost" if word == "never_sent" else word})
@@ -138,7 +138,7 @@ def test_what_a_crash_may_leave_is_named_and_no_fault(word: str, outcomes: list[
     ],
 )
 def test_what_must_not_be_is_a_fault(word: str, outcomes: list[str], facts: dict[str, Any]) -> None:
-    """Whatever was published and answered has to end, and what was put back after its end was lost on its way."""
+    """Each publication that was answered must end; a message that went back after its end must end again."""
     made = made_of(*outcomes, **facts)
     assert made.words == {LIFE: word}
     assert len(made.faults) == 1
@@ -146,31 +146,31 @@ def test_what_must_not_be_is_a_fault(word: str, outcomes: list[str], facts: dict
 
 
 def test_what_a_crash_put_back_after_its_end_is_named() -> None:
-    """It has not ended again; the history holds the crash."""
+    """It has not ended again, but the history has the crash."""
     made = account(told("published", "succeeded", "redelivery_scheduled", reason="worker_lost"), [], [], [], {})
     assert (made.words, made.faults) == ({LIFE: "resurrected"}, [])
 
 
 def test_the_original_of_what_has_ended_may_be_acknowledged_after_that() -> None:
-    """It is recorded as handed over again, by its own number; the delivery that ended is the next one."""
+    """It is recorded as delivered again under its own number; the delivery that ended is the next one."""
     ended = told("published", "redelivery_scheduled", "succeeded", delivery=2)
     known = [*ended, {**ended[1], "event_id": "late", "at_ms": 9, "delivery": 1, "reason": "worker_lost"}]
     assert account(known, [], [], [], {}).words == {}
 
 
 def test_a_letter_of_a_life_that_nobody_recorded_is_named() -> None:
-    """Moved by a command that died before it recorded it."""
+    """A command moved it and died before it recorded that."""
     made = account([], [LIFE], [], [], {})
     assert (made.words, made.faults) == ({LIFE: "phantom_dead_letter"}, [])
 
 
 def test_a_repeat_that_nobody_names_is_a_fault() -> None:
-    """It ran twice for one attempt, and neither the log nor the books say so."""
+    """It ran twice in one attempt, and neither the log nor the books say so."""
     (fault,) = made_of("published", "succeeded", runs=2).faults
     assert "nothing names it" in fault
 
 
 def test_a_publication_that_was_answered_and_left_no_trace_is_a_fault() -> None:
-    """Its event is recorded before it: the books must know it."""
+    """Its event is recorded before the publication, so the books must know it."""
     made = account([], [], [], [{"id": "t", "said": "published", "pid": 7}], {})
     assert "the books do not know it" in made.faults[0]

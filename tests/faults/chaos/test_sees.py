@@ -1,4 +1,4 @@
-"""The chaos harness can see: each of four deliberately broken builds is caught by it, and for the right reason."""
+"""The chaos harness detects each of four deliberately broken builds, for the right reason."""
 
 from __future__ import annotations
 
@@ -32,27 +32,27 @@ if TYPE_CHECKING:
     ),
 )
 def test_a_build_with_two_steps_for_one_is_caught(folder: Path, build: str, boundary: str) -> None:
-    """A kill between the two loses a message, and the verdict names it as lost."""
+    """A kill between the two steps loses a message, and the verdict names it as lost."""
     assert _run(folder, build, boundary).lost
 
 
 @pytest.mark.timeout(600)
 def test_a_build_without_the_check_of_the_owner_is_caught(folder: Path) -> None:
-    """A worker that stood still for longer than its lease ends what was given to another: ended twice."""
+    """A worker that stood still past its lease ends a message that belongs to another worker: it ended twice."""
     verdict = _stalled(folder, "no_owner_check")
     assert verdict.duplicated
 
 
 @pytest.mark.timeout(600)
 def test_a_build_that_is_whole_passes_where_the_broken_ones_fail(folder: Path) -> None:
-    """The same stall, with the check: nothing ends twice, and what ran twice is named."""
+    """With the check, after the same stall nothing ends twice, and the repeated run is named."""
     verdict = _stalled(folder, "")
     assert not verdict.faults
     assert verdict.repeats
 
 
 def _run(folder: Path, build: str, boundary: str) -> Verdict:
-    """One worker that dies there, and one that lives after it."""
+    """One worker that dies at a boundary, and one that lives after it."""
     run = Run(folder, 1, Plan(1, 1, {f"worker:{boundary}"}), build=build, faults=(), mix="plain", workers=1, pools=("solo",))
     run.open()
     try:
@@ -83,7 +83,7 @@ def _stalled(folder: Path, build: str) -> Verdict:
 
 
 def _running(run: Run) -> Process | None:
-    """A worker that has a task of a second in hand."""
+    """A worker that runs a task of one second."""
     return next((each for each in run.fleet.workers() if _in_hand(run, each)), None)
 
 
@@ -97,7 +97,7 @@ def _in_hand(run: Run, worker: Process) -> set[str]:
 
 
 def _ran_in(run: Run, worker: Process) -> int:
-    """How many notes are this process's."""
+    """How many of the notes are this process's."""
     return sum(line["pid"] == worker.pid for line in run.notes())
 
 

@@ -1,4 +1,4 @@
-"""The verdict on a chaos run sees what it is there to see: each kind of fault, in a log that has just this one."""
+"""The verdict on a chaos run detects each kind of fault, in a log that has only this one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def told(*events: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def verdict_on(*events: dict[str, Any], letters: int = 0, runs: int = 1, sure: str = "t", archived: bool = False) -> Verdict:
-    """The verdict, where the task ran so often in its first attempt."""
+    """The verdict if the task ran so often in its first attempt."""
     return judge(
         told(*events),
         {"t"} if letters else set(),
@@ -46,7 +46,7 @@ def verdict_on(*events: dict[str, Any], letters: int = 0, runs: int = 1, sure: s
     ],
 )
 def test_a_log_that_balances_has_no_fault(events: list[dict[str, Any]], facts: dict[str, Any]) -> None:
-    """One end for each life; what ran twice was redriven, published twice, or is named."""
+    """Each life has one end; a task that ran twice was redriven, published twice, or is named."""
     assert verdict_on(*events, **facts).faults == []
 
 
@@ -67,7 +67,7 @@ def test_a_log_that_balances_has_no_fault(events: list[dict[str, Any]], facts: d
     ],
 )
 def test_a_log_that_does_not_balance_is_named_by_its_fault(kind: str, events: list[dict[str, Any]], facts: dict[str, Any]) -> None:
-    """And by no other."""
+    """There is no other fault in the verdict."""
     verdict = verdict_on(*events, **facts)
     assert getattr(verdict, kind)
     assert verdict.faults == getattr(verdict, kind)

@@ -1,7 +1,7 @@
-"""The verdict on a run: what the outcome log, the broker and the tasks' own notes say, read by plain Python.
+"""The verdict on a run, by plain Python: from the outcome log, the broker and the tasks' own notes.
 
-From the exported events, what is left on the broker, what the tasks noted and what the producers were told, it makes a list of
-faults, each a sentence. It shares nothing with the reconciliation but the names of the outcomes; a run asks that too.
+From the exported events, the messages left on the broker, the notes of the tasks and the ledger of the producers, it makes a list
+of faults, each a sentence. It shares only the names of the outcomes with the reconciliation; a run uses that too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ OPENING = {"published", "redriven", "received"}
 
 @dataclass
 class Verdict:
-    """What was found: nothing lost or ended twice, and every repeat named, or the sentences that say what."""
+    """The result: nothing lost or ended twice, and every repeat named, or sentences that say what is wrong."""
 
     lost: list[str] = field(default_factory=list)
     duplicated: list[str] = field(default_factory=list)
@@ -35,7 +35,7 @@ class Verdict:
 
     @property
     def faults(self) -> list[str]:
-        """Everything that must not be."""
+        """All that must not happen."""
         return [*self.lost, *self.duplicated, *self.unnamed, *self.other]
 
 
@@ -54,7 +54,7 @@ def judge(
     ledger: Iterable[dict[str, Any]],
     archived: set[tuple[str, int]],
 ) -> Verdict:
-    """The verdict; `letters` are the ids of the tasks that a dead-letter queue holds, `archived` what stands in the archive."""
+    """The verdict; `letters` are the ids of the tasks in a dead-letter queue, `archived` those in the archive."""
     verdict = Verdict()
     lives: dict[Life, list[dict[str, Any]]] = defaultdict(list)
     named, opened = set(), {"published": Counter[str](), "redriven": Counter[str]()}
@@ -82,7 +82,7 @@ def judge(
 
 
 def _judge_letters(verdict: Verdict, lives: dict[Life, list[dict[str, Any]]], letters: set[str]) -> None:
-    """Whether the dead-letter queues hold what died and stayed dead, and nothing else."""
+    """Check that the dead-letter queues hold exactly the tasks that died and stayed dead."""
     of_task = defaultdict(list)
     for life in lives:
         of_task[life[0]].append(life)

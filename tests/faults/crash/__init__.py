@@ -1,1 +1,1 @@
-"""Tests of single faults, looked at one by one."""
+"""Tests of single faults."""

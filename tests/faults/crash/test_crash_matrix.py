@@ -1,4 +1,4 @@
-"""Kills that are looked at one by one, beside the chaos run: what a process left half done, and that the next one finishes it."""
+"""Single kills, besides the chaos run: the next process finishes what a killed one left half done."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def runs(folder: Path) -> Iterator[Callable[..., Run]]:
-    """Makes one run, without a fleet: the test starts what it needs."""
+    """Makes one run without a fleet: the test starts the processes that it needs."""
     made: list[Run] = []
 
     def make(**settings: Any) -> Run:
@@ -37,7 +37,7 @@ def runs(folder: Path) -> Iterator[Callable[..., Run]]:
 
 
 def killed(run: Run, argv: list[str], order: str) -> None:
-    """Start a process that is to die there, and wait until it has."""
+    """Start a process that must die at a boundary, and wait until it has."""
     process = run.fleet.start("worker", argv, Order.read(order))
     until(lambda: not process.is_alive, 120, f"the process to die at {order}")
     assert process.ended == -9, process.log.read_text()
@@ -45,7 +45,7 @@ def killed(run: Run, argv: list[str], order: str) -> None:
 
 @pytest.mark.timeout(400)
 def test_a_leave_that_is_killed_half_way_is_finished_by_the_next(runs: Callable[..., Run]) -> None:
-    """Before or behind its script, each delayed message is in the delay store or in its queue, once."""
+    """Killed before or after its script: each delayed message is either in the delay store or in its queue, once."""
     run = runs()
     desk = Desk(run.fleet.server)
     ids = sorted(desk.delay(task_message()) for _ in range(6))
@@ -61,7 +61,7 @@ def test_a_leave_that_is_killed_half_way_is_finished_by_the_next(runs: Callable[
 
 @pytest.mark.timeout(400)
 def test_retention_that_is_killed_half_way_loses_no_letter(runs: Callable[..., Run], folder: Path) -> None:
-    """Each letter that left its queue stands in the archive, and is recorded as purged once."""
+    """Each dead letter that left its queue is in the archive, and is recorded as purged once."""
     archive = folder / "archive"
     run = runs(dead_letter_archive=str(archive), queues={"#": {"max_dead_letters": 2}})
     desk = Desk(run.fleet.server)
@@ -69,7 +69,7 @@ def test_retention_that_is_killed_half_way_loses_no_letter(runs: Callable[..., R
     worker = ["worker", "-P", "solo", "-Q", "celery", "--without-gossip", "--without-mingle", "-l", "INFO", "-n"]
     killed(run, [*worker, "one@chaos"], "purge.before:1")
     assert desk.client.llen("DLQ.orders") == 6
-    desk.client.delete(desk.keys.letter_keeper)  # the dead worker's lead lapses after a minute and a half
+    desk.client.delete(desk.keys.letter_keeper)  # the dead worker's lead expires after a minute and a half
     killed(run, [*worker, "two@chaos"], "purge.after:1")
     assert [message["headers"]["id"] for message in desk.messages("DLQ.orders")] == ids[4:]
     assert sorted(event.task_id for event in desk.events if event.outcome == "purged") == sorted(ids[:4])
@@ -77,7 +77,7 @@ def test_retention_that_is_killed_half_way_loses_no_letter(runs: Callable[..., R
 
 
 def test_what_died_before_its_arrival_was_recorded_is_opened_by_its_recovery(server: Server) -> None:
-    """A plain producer's message whose worker died with it: the books know its life, though nobody recorded its publication."""
+    """A plain producer's message died with its worker: the books know its life, although its publication was not recorded."""
     desk = Desk(server)
     task_id = desk.publish(task_message())
     tag = desk.hold()

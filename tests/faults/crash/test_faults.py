@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def cut(here: Shop) -> None:
-    """Cut every connection to the broker but the one that asks for it."""
+    """Cut every connection to the broker, except the one that asks for it."""
     here.server.client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
     here.server.client.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
 
@@ -38,7 +38,7 @@ def succeeded(here: Shop) -> Counter[str]:
 
 @pytest.mark.parametrize("pool", first_quick(["prefork", "threads"]))
 def test_a_cut_connection_runs_no_running_task_twice(shop: Callable[..., Shop], pool: str) -> None:
-    """What runs is held through the reconnect and ends once; what had not begun is given back and runs once."""
+    """A running task is held through the reconnect and ends once; one that had not begun is given back and runs once."""
     here = shop()
     worker = here.start(pool=pool)
     running = [here.send("naps", 3) for _ in range(2)]
@@ -55,14 +55,14 @@ def test_a_cut_connection_runs_no_running_task_twice(shop: Callable[..., Shop], 
 
 
 def test_connections_cut_again_and_again_lose_nothing(shop: Callable[..., Shop]) -> None:
-    """Twenty cuts under load: every task ends once, and whatever ran twice is named."""
+    """After twenty cuts under load every task has ended once, and each that ran twice is named."""
     here = shop(settings={"lease": 3})
     here.start()
     ids = []
     for _ in range(20):
         ids += [here.send("ok") for _ in range(10)]
         ids.append(here.send("naps", 0.05))
-        time.sleep(0.1)  # a cut in the middle of the load is what is tried
+        time.sleep(0.1)  # the cut must come in the middle of the load
         cut(here)
     until(lambda: set(ids) <= succeeded(here).keys(), 240, "all to succeed")
     assert_balanced(here)
@@ -71,7 +71,7 @@ def test_connections_cut_again_and_again_lose_nothing(shop: Callable[..., Shop])
 
 
 def test_a_task_longer_than_the_visibility_timeout_runs_once(shop: Callable[..., Shop]) -> None:
-    """Without the lease, kombu would hand it to the other worker."""
+    """Without the lease, kombu would deliver it to the other worker."""
     options = {"visibility_timeout": 1, "unacked_restore_interval": 1, "unacked_restore_throttle": 1}
     here = shop(conf={"broker_transport_options": options})
     here.start(concurrency=1)
@@ -133,7 +133,7 @@ def test_a_delay_survives_a_restart_of_broker_and_worker(shop: Callable[..., Sho
 
 
 def test_a_stalled_worker_changes_nothing_that_is_no_longer_its_own(shop: Callable[..., Shop]) -> None:
-    """SIGSTOP past the lease, then SIGCONT: its acknowledgement is refused, and it goes on under a new token."""
+    """SIGSTOP past the lease, then SIGCONT: its acknowledgement is refused, and it continues with a new token."""
     here = shop(settings={"lease": 2})
     stalled = here.start(pool="threads", concurrency=1)
     task_id = here.send("naps", 3)
@@ -152,7 +152,7 @@ def test_a_stalled_worker_changes_nothing_that_is_no_longer_its_own(shop: Callab
 
 
 def test_a_plain_worker_and_ours_share_a_queue(shop: Callable[..., Shop]) -> None:
-    """Ours leaves what a plain worker holds alone, and the other way round."""
+    """Neither worker touches the messages that the other one holds."""
     here = shop(settings={"lease": 2})
     here.start()
     plain = type(here)(here.server, here.folder, plain=True)
@@ -164,7 +164,7 @@ def test_a_plain_worker_and_ours_share_a_queue(shop: Callable[..., Shop]) -> Non
 
 
 def test_a_server_that_does_not_push_is_polled(shop: Callable[..., Shop], server: Any) -> None:
-    """Where tracking is refused, one warning says so, and messages still arrive promptly."""
+    """If tracking is refused, one warning says so, and messages still arrive soon."""
     server.client.execute_command("ACL", "SETUSER", "limited", "on", ">secret", "~*", "&*", "+@all", "-client|tracking")
     here = shop(broker=f"redis+socket://limited:secret@{server.socket}")
     worker = here.start()

@@ -1,7 +1,7 @@
-"""Outages, each by itself, on a real worker: replies lost in flight, a full broker, a stalled worker, silence, large bodies.
+"""Outages, one at a time, on a real worker: lost replies, a full broker, a stalled worker, silence, large bodies.
 
-Somebody inspects the workers all the while, and beside them one worker's only task blocks it for a minute. After each, the whole
-outcome log is judged: nothing is lost, each life has one end, what ran twice is named.
+Meanwhile a client inspects the workers, and a solo worker is blocked by its only task for a minute. After each test the whole
+outcome log is judged: nothing is lost, each life has one end, each task that ran twice is named.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ SETTINGS = {"lease": LEASE, "queues": {"#": {"redelivery_delay": 0.2, "max_deliv
 
 
 class Floor(Shop):
-    """A broker behind a proxy, with one worker that the tests share; producers and questions go to the broker directly."""
+    """A broker behind a proxy, with one worker that the tests share; producers and checks use the broker directly."""
 
     proxy: Proxy
 
     def send(self, task: str, *args: Any, **options: Any) -> str:
-        """Publish directly, whatever becomes of the proxy."""
+        """Publish directly, without the proxy."""
         module = "tests.faults.chaos.floor" if task == "lags" else "tests.support.shop"
         options.setdefault("queue", None if "exchange" in options else "celery")
         return str(self.direct.send_task(f"{module}.{task}", args, **options).id)
@@ -59,7 +59,7 @@ class Floor(Shop):
         return self._app
 
     def producer(self) -> Any:
-        """A new app that goes round the proxy."""
+        """A new app that does not use the proxy."""
         app = Celery("producer", broker=self.server.url, set_as_current=False)
         app.conf.update(redelivery=self.settings)
         Redelivery(app)
@@ -67,7 +67,7 @@ class Floor(Shop):
 
 
 class Inspector:
-    """Asks the workers what remote control can be asked, again and again; `answers` counts what was answered."""
+    """Sends the workers every remote-control question again and again; `answers` counts the answers."""
 
     def __init__(self, floor: Floor) -> None:
         self.answers: Counter[str] = Counter()
@@ -77,7 +77,7 @@ class Inspector:
         self._thread.start()
 
     def stop(self) -> None:
-        """End, after the question that is under way."""
+        """End, after the current question."""
         self._stopped.set()
         self._thread.join()
 
@@ -87,7 +87,7 @@ class Inspector:
                 try:
                     self.answers[name] += bool(getattr(self._app.control.inspect(timeout=1), name)())
                 except (OperationalError, RedisError):
-                    self.answers["refused"] += 1  # by a full broker, for one
+                    self.answers["refused"] += 1  # by a full broker, for instance
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +100,7 @@ def inspector(floor: Floor) -> Iterator[Inspector]:
 
 @pytest.fixture(scope="module")
 def blocked(floor: Floor) -> str:
-    """A worker whose event loop stands still for a minute, from the first test on; the task that does it."""
+    """A worker whose event loop is blocked for a minute, from the first test on, by a task."""
     floor.start("-Q", "minute", pool="solo")
     task_id = floor.send("naps", MINUTE, queue="minute")
     until(lambda: floor.runs(task_id), what="the minute to begin")
@@ -109,7 +109,7 @@ def blocked(floor: Floor) -> str:
 
 @pytest.fixture(autouse=True)
 def judged(floor: Floor, blocked: str) -> Iterator[None]:
-    """The judgement behind each test."""
+    """Judge the log after each test."""
     yield
     assert_balanced(floor, running=frozenset({blocked}))
 
@@ -141,7 +141,7 @@ def floor() -> Iterator[Floor]:
 def test_a_reply_that_is_lost_in_flight_is_no_step_twice(
     floor: Floor, script: str, task: str, args: list[Any], outcomes: list[str]
 ) -> None:
-    """The broker has done it, and the connection is cut before the worker hears so: it asks again, and nothing happens twice."""
+    """The broker has done the step, but its reply is lost with the connection: the worker asks again, and it happens once."""
     before, letters = floor.proxy.swallowed, len(floor.letters())
     floor.proxy.swallow_reply(Script(script).sha.encode())
     task_id = floor.send(task, *args)
@@ -153,7 +153,7 @@ def test_a_reply_that_is_lost_in_flight_is_no_step_twice(
 
 
 def test_a_publication_to_two_queues_is_two_messages(floor: Floor) -> None:
-    """One publish through an exchange with two queues carries one tag in both: it runs once from each, and both lives end."""
+    """An exchange with two queues gives both messages the same tag: the task runs once from each, and both lives end."""
     task_id = floor.send("ok", exchange="twins", routing_key="twins")
     until(lambda: floor.outcomes_of(task_id).count("succeeded") == 2, what="both to end")
     assert sorted(event.queue for event in floor.events_of(task_id) if event.outcome == "succeeded") == ["left", "right"]
@@ -161,7 +161,7 @@ def test_a_publication_to_two_queues_is_two_messages(floor: Floor) -> None:
 
 
 def test_remote_control_answers_again_after_an_outage(floor: Floor) -> None:
-    """While the worker hears nothing there is no answer; afterwards there is, and what ran meanwhile has run once."""
+    """During the outage there is no answer; afterwards there is, and tasks that ran meanwhile have run once."""
     task_id = floor.send("naps", LEASE * 2)
     until(lambda: floor.runs(task_id), what="the nap to begin")
     floor.proxy.black_hole()
@@ -179,7 +179,7 @@ def test_remote_control_answers_again_after_an_outage(floor: Floor) -> None:
 
 
 def test_a_full_broker_is_worked_off(floor: Floor) -> None:
-    """`maxmemory` reached: publishing is refused, what is there is run and acknowledged, and afterwards all goes on."""
+    """At `maxmemory` publishing is refused, but waiting tasks run and are acknowledged, and then all works again."""
     ids = [floor.send("naps", 0.2) for _ in range(12)]
     floor.server.client.config_set("maxmemory", 1)
     try:
@@ -196,7 +196,7 @@ def test_a_full_broker_is_worked_off(floor: Floor) -> None:
 
 
 def test_large_and_deep_bodies_pass_or_die_and_cost_the_worker_nothing(floor: Floor) -> None:
-    """32 MB run; a body that no decoder can descend into is dead-lettered as it is; what is behind them runs."""
+    """32 MB run; a body that is nested too deep for any decoder is dead-lettered unchanged; later messages run."""
     large = floor.send("ok", "y" * (32 << 20))
     deep = str(uuid.uuid4())
     message: dict[str, Any] = {
@@ -223,7 +223,7 @@ def test_large_and_deep_bodies_pass_or_die_and_cost_the_worker_nothing(floor: Fl
 
 
 def test_a_stalled_worker_neither_retries_nor_dead_letters_what_is_no_longer_its_own(floor: Floor) -> None:
-    """SIGSTOP past the lease, then SIGCONT: both transitions are refused and said so, and each message has one history."""
+    """SIGSTOP past the lease, then SIGCONT: both transitions are refused and logged, and each message has one history."""
     stalled = floor.start("-Q", "aside", pool="threads")
     retried, dead = floor.send("lags", 1, "retry", queue="aside"), floor.send("lags", 1, "die", queue="aside")
     until(lambda: floor.runs(retried) and floor.runs(dead), what="both to begin")
@@ -242,14 +242,14 @@ def test_a_stalled_worker_neither_retries_nor_dead_letters_what_is_no_longer_its
 
 
 def test_a_solo_worker_that_is_blocked_for_a_minute_keeps_its_lease(floor: Floor, blocked: str) -> None:
-    """Its task blocks the event loop for thirty leases, whatever else happens; the others watch, and do not take it for dead."""
+    """Its task blocks the event loop for thirty leases; the other workers watch, and do not take it for dead."""
     floor.ended(blocked, "succeeded", 3 * MINUTE)
     assert [run["event"] for run in floor.runs(blocked)] == ["start", "end"]
     assert floor.outcomes_of(blocked) == ["published", "succeeded"]
 
 
 def test_remote_control_is_answered_when_all_is_over(floor: Floor, inspector: Inspector) -> None:
-    """Whoever inspected through all of it was answered each question, and is answered now."""
+    """After all outages, each question of remote control is answered again."""
     before = inspector.answers.copy()
     until(lambda: all(inspector.answers[name] > before[name] for name in INSPECTED), 120, "an answer to each question")
     assert floor.direct.control.ping(timeout=5)

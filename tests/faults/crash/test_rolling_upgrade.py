@@ -1,4 +1,4 @@
-"""A rolling upgrade: workers of this version and of one to come, side by side on one queue, hand each other's messages on."""
+"""A rolling upgrade: workers of this version and of a future one share a queue, and deliver each other's messages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from tests.support.running import Shop
 
-#: What the version to come (`tests/support/apps/newer.py`) writes.
+#: What the future version (`tests/support/apps/newer.py`) writes.
 VERSION = 2
 ATTEMPTS = 6
 SETTINGS = {"queues": {"#": {"redelivery_delay": 0.05, "redelivery_delay_multiplier": 1, "max_delivery_attempts": ATTEMPTS}}}
@@ -23,7 +23,7 @@ OURS, NEWER = "w0@shop", "w1@shop"
 
 
 def letters_of(here: Shop) -> dict[str, dict[str, Any]]:
-    """The headers of ours on all letters, by task."""
+    """Our headers of all dead letters, by task."""
     return {letter["headers"]["id"]: letter["headers"][HEADER] for letter in here.letters()}
 
 
@@ -33,7 +33,7 @@ def wrote(header: dict[str, Any]) -> set[str]:
 
 
 def is_whole(here: Shop, task_id: str, header: dict[str, Any], generation: int) -> None:
-    """The message has as many attempts as it may have, each told once, whoever made them; what the newer version wrote is there."""
+    """The message has its full number of attempts, each once, from either worker; the newer version's field is there."""
     envelope = Envelope.of({HEADER: header})
     assert (envelope.attempt, envelope.generation, len(here.runs(task_id))) == (ATTEMPTS, generation, ATTEMPTS * (generation + 1))
     assert [(each["reason"], each["count"]) for each in envelope.deaths] == [("exhausted", generation + 1)]
@@ -48,13 +48,13 @@ def is_whole(here: Shop, task_id: str, header: dict[str, Any], generation: int) 
 
 
 def all_died(here: Shop, ids: list[str]) -> dict[str, dict[str, Any]]:
-    """Wait until all of these are letters; their headers of ours."""
+    """Wait until all of these are dead letters; returns our headers of them."""
     until(lambda: letters_of(here).keys() >= set(ids), what="all to die")
     return letters_of(here)
 
 
 def test_workers_of_two_header_versions_hand_messages_to_each_other(shop: Callable[..., Shop]) -> None:
-    """Failing tasks are redelivered by either, die once, are redriven, and die again: no count and no field is lost."""
+    """Failing tasks are redelivered by both, die once, are redriven, and die again: no count and no field is lost."""
     here = shop(settings=SETTINGS, module="tests.support.apps.deaths")
     here.start(pool="threads", concurrency=1)
     newer = replace(here, module="tests.support.apps.newer", workers=[*here.workers])

@@ -1,7 +1,7 @@
-"""Sabotage on a live broker: what somebody does behind everybody's back, and what the books say of it.
+"""Sabotage on a live broker: messages are changed by hand, and the books say what happened.
 
-One worker, and messages that go every ordinary way; then messages, events and a dead-letter queue are taken away, a copy is put in,
-a letter is made up, a due time is moved. All of it is exported and reconciled once.
+One worker processes messages in every ordinary way. Then messages, events and a dead-letter queue are removed, a copy is added, a
+dead letter is forged, and a due time is moved. All of it is exported and reconciled once.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ DELAYED = "redelivery:delayed:due:celery"
 
 @dataclass
 class Sabotaged:
-    """The task of each sabotage, what the books say of them, and the summary."""
+    """The task of each sabotage, the verdicts of the books on them, and the summary."""
 
     folder: Path
     tasks: dict[str, str] = field(default_factory=dict)
@@ -73,7 +73,7 @@ def sabotaged(spark: SparkSession) -> Iterator[Sabotaged]:
 
 
 def _work(shop: Shop, tasks: dict[str, str]) -> None:
-    """Ordinary work, and then the sabotage, when the worker has gone."""
+    """Ordinary work, and then the sabotage, after the worker has stopped."""
     client = shop.server.client
     for name in ("copied", "event deleted", "end deleted", "letter made up", "untouched"):
         tasks[name] = shop.send("ok")
@@ -117,13 +117,13 @@ def _work(shop: Shop, tasks: dict[str, str]) -> None:
     ],
 )
 def test_each_sabotage_is_named_by_the_books(sabotaged: Sabotaged, sabotage: str, verdict: str) -> None:
-    """LREM, XDEL, LPUSH, DEL and ZADD by hand; and what nobody touched is in order."""
+    """LREM, XDEL, LPUSH, DEL and ZADD by hand; lives that were not touched have their usual verdict."""
     row = sabotaged.verdicts[sabotage]
     assert row["verdict"] == verdict, row
 
 
 def test_the_books_of_a_sabotaged_broker_do_not_balance(sabotaged: Sabotaged) -> None:
-    """As many are wrong as were tampered with."""
+    """The number of wrong lives is the number of sabotages."""
     assert sabotaged.summary is not None
     assert not sabotaged.summary.balanced
     assert sum(many for name, many in sabotaged.summary.verdicts.items() if name not in {"balanced", "in_flight"}) == 7

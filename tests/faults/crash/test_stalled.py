@@ -1,4 +1,4 @@
-"""A worker that stood still past its lease: whatever it then asks for what is no longer its own is refused, and changes nothing."""
+"""A worker that stood still past its lease: its transitions of messages that it no longer owns are refused."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from tests.support.running import Shop
 
-#: How a task ends, and what that is to the message: an acknowledgement, a redelivery, and three ways of dying or going back.
+#: How a task ends, and what that does to the message: an acknowledgement, a redelivery, and three ways to die or go back.
 ENDS = {
     "succeeds": ("succeeded", ""),
     "fails": ("dead_lettered", "exhausted"),
@@ -30,9 +30,9 @@ SETTINGS = {"lease": 2, "queues": {"#": {"redelivery_delay": 0.05, "max_delivery
 
 @pytest.mark.parametrize("pool", first_quick(["prefork", "threads"]))
 def test_what_a_stalled_worker_asks_is_refused_and_recorded(shop: Callable[..., Shop], tmp_path: Path, pool: str) -> None:
-    """SIGSTOP past the lease while four tasks run, SIGCONT, and they end: no success, redelivery or death of its is carried out.
+    """SIGSTOP past the lease while four tasks run, then SIGCONT: when they end, none of its transitions is carried out.
 
-    The other worker, which runs them meanwhile, ends each as it should; the stalled one goes on under a new token.
+    The other worker, which runs them meanwhile, ends each as it should; the stalled one continues with a new token.
     """
     here = shop(settings=SETTINGS, module="tests.support.apps.deaths")
     stalled = here.start(pool=pool, concurrency=len(ENDS))
@@ -59,7 +59,7 @@ def test_what_a_stalled_worker_asks_is_refused_and_recorded(shop: Callable[..., 
     for how, (outcome, reason) in ENDS.items():
         end = here.ended(ids[how], outcome)
         assert end.reason == reason
-        assert how == "fails" or end.worker == "w1@shop"  # its last attempt may be anybody's
+        assert how == "fails" or end.worker == "w1@shop"  # its last attempt may be either worker's
         assert [event.outcome for event in here.events_of(ids[how])].count(outcome) == 1
         assert here.events_of(ids[how])[1].reason == "worker_lost"
     until(lambda: here.leftovers() == {}, what="nothing to be held")

@@ -1,4 +1,4 @@
-"""A rolling upgrade from the code before the redesign, under load and kills: both share queues, and nothing is lost."""
+"""A rolling upgrade from the code before the redesign, under load and kills: both versions share queues, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tests.support.rabbit import Rabbit
     from tests.support.servers import Server
 
-#: The last commit before the redesign, and what of it a worker imports.
+#: The last commit before the redesign, and the parts of it that a worker imports.
 BEFORE, PACKAGES = "d1c2e7f99691022457f63167d2b98d248f5b94cf", ("redelivery", "middleware", "workers", "settings")
 TASKS, KILLS, ATTEMPTS = 400, 10, 4
 SETTINGS = {"queues": {"#": {"redelivery_delay": 0.2, "redelivery_delay_multiplier": 1, "max_delivery_attempts": ATTEMPTS}}}
@@ -39,7 +39,7 @@ class Before(Shop):
 
     @property
     def environment(self) -> dict[str, str]:
-        """The shop's; the older code is found first, the tests' own modules behind it."""
+        """The shop's environment; the older code comes first on the path, the tests' own modules after it."""
         return {**super().environment, "PYTHONPATH": f"{self.code}:{ROOT}"}
 
 
@@ -95,7 +95,7 @@ def test_old_and_new_workers_lose_nothing_while_both_are_killed(old: Before) -> 
 
 
 def code_of(shop: Shop) -> str:
-    """Where a worker of this shop finds the middleware."""
+    """Where a worker of this shop imports the middleware from."""
     asked = [sys.executable, "-c", "import redelivery.middleware as found; print(found.__file__)"]
     return subprocess.run(asked, env=shop.environment, cwd=shop.folder, text=True, capture_output=True, check=True).stdout
 

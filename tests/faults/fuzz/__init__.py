@@ -1,1 +1,1 @@
-"""Tests of messages that anybody may have written."""
+"""Tests of messages that any client may have written."""

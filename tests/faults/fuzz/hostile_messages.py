@@ -1,6 +1,6 @@
-"""Messages that nobody should have written, drawn from a seeded source: garbage, wrong shapes, hostile values in every place.
+"""Hostile messages from a seeded generator: garbage, wrong shapes, hostile values in every place.
 
-Each is bytes for a list of the broker. Where a message can carry it, its header `fuzz` says its number.
+Each is bytes for a list of the broker. If a message can carry it, its header `fuzz` has its number.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ TYPES = (
     None,
 )
 ENCODINGS = ("binary", "utf-16", "utf-7", "ascii", "rot13", "hex", "zlib", "idna", "punycode", "undefined", "no-such", "", 5, None)
-#: It is not run by looking at it: whoever unpickles it leaves a trace that the test looks for.
+#: Reading it does not run it: only unpickling leaves a trace that the test looks for.
 PICKLED = pickle.dumps(([], {}, {}))
 
 
@@ -100,7 +100,7 @@ SCALARS: tuple[Any, ...] = (
 
 
 def value(chance: random.Random) -> Any:
-    """Anything that JSON can say."""
+    """Any value that JSON can express."""
     draw = chance.random()
     if draw < 0.85:
         return chance.choice(SCALARS)
@@ -159,7 +159,7 @@ def _garbage(number: int, chance: random.Random) -> bytes:
 
 
 def _broken(number: int, chance: random.Random) -> bytes:
-    """A sound message whose bytes have been cut, flipped or doubled; where it is a message yet, it has its number."""
+    """A valid message whose bytes were cut, flipped or doubled; if it is still a message, it has its number."""
     while True:
         raw = _damaged(number, chance)
         try:
@@ -187,7 +187,7 @@ def _damaged(number: int, chance: random.Random) -> bytes:
 
 
 def _misshapen(number: int, chance: random.Random) -> bytes:
-    """What is no message at all, or lacks a part of one."""
+    """Bytes that are no message, or lack a part of one."""
     draw = chance.random()
     if draw < 0.2:
         return json.dumps([number, value(chance)]).encode()
@@ -205,7 +205,7 @@ def _misshapen(number: int, chance: random.Random) -> bytes:
 
 
 def _body(number: int, chance: random.Random) -> bytes:
-    """A body that is not what Celery's is, or that is not what its headers say."""
+    """A body that is not Celery's, or differs from what its headers say."""
     message = _sound(number)
     embed = {name: value(chance) for name in ("callbacks", "errbacks", "chain", "chord") if chance.random() < 0.3}
     bodies: tuple[Any, ...] = (
@@ -223,7 +223,7 @@ def _body(number: int, chance: random.Random) -> bytes:
 
 
 def _history(number: int, chance: random.Random) -> bytes:
-    """Our own header, with anything in it."""
+    """Our own header with any content."""
     message = _sound(number)
     header = {name: value(chance) for name in sorted(KNOWN) if chance.random() < 0.4}
     for name in ("deaths", "attempts"):
@@ -235,7 +235,7 @@ def _history(number: int, chance: random.Random) -> bytes:
 
 
 def _field(number: int, chance: random.Random) -> bytes:
-    """One to three headers or properties with anything in them."""
+    """One to three headers or properties with any content."""
     message = _sound(number)
     for _ in range(chance.randrange(1, 4)):
         if chance.random() < 0.7:

@@ -1,7 +1,7 @@
-"""Our own header with anything in it, to real workers on Redis and on RabbitMQ: nothing but the app's own is touched.
+"""Our own header with any content, sent to real workers on Redis and RabbitMQ: only the app's own queues and keys are touched.
 
-And every operator's command and every screen answers while such letters lie there. `FUZZ_HEADERS` says how many, the seed of the
-run which ones.
+Every operator's command and every screen must also answer while such dead letters exist. `FUZZ_HEADERS` says how many messages,
+the seed of the run which ones.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ if TYPE_CHECKING:
     from tests.support.rabbit import Rabbit
 
 COUNT = int(os.environ.get("FUZZ_HEADERS", "300"))
-#: Messages whose time has not come when the operator's commands are asked.
+#: Messages that are not due yet when the operator's commands run.
 WAITING = 12
 SETTINGS = {"queues": {"#": {"redelivery_delay": 0.02, "max_delivery_attempts": 2}, "handled": {"max_delivery_attempts": 2}}}
 WHERE = ("celery", "DLQ.celery", "DLQ.handled")
-#: Places that are somebody else's, or of use to somebody who lies.
+#: Targets that belong to others, or would be useful to an attacker.
 PLACES = (
     *("foreign", "DLQ.foreign", "cache", "celery", "handled", "DLQ.celery", "unacked", "unacked_index", "_kombu.binding.celery"),
     *("redelivery:delayed", "redelivery:recovering", "redelivery:outcomes", "redelivery:leases", "celery.pidbox", "celeryev"),
     *("w0@shop.celery.pidbox", "x.reply.celery.pidbox", "redelivery.outcomes", "redelivery_delayed_celery_delayed_3", "amq.topic"),
 )
-#: Each type of JSON in each size that a header may have: what the fields below are in turn, whatever the seed is.
+#: Each JSON type in each size that a header may have: the fields below get them in turn, with any seed.
 EACH_TYPE: tuple[Any, ...] = (
     *(None, True, False, 0, -1, 2**53, 10**400, 0.5, float("nan"), float("-inf")),
     *("", "x", "celery.pidbox", "\ud800", "x" * 1_000_000),
@@ -67,7 +67,7 @@ EACH_TYPE: tuple[Any, ...] = (
 FIELDS = ("deaths", "origin", "undelivered", "attempts")
 TOTAL = COUNT + len(FIELDS) * len(EACH_TYPE)
 REASONS = ("exhausted", "expired", "rejected", "worker_lost", "operator", "non_retryable")
-#: What an app of these queues has on its broker, whatever is sent to it.
+#: All that an app of these queues has on its broker, whatever is sent to it.
 OWN = re.compile(
     r"""
     (DLQ\.)*(celery|handled|other)(\x06\x16[369])? | unacked | unacked_index | _kombu\.binding(\.|_permanent\.|_deadlines).*
@@ -83,7 +83,7 @@ OWN = re.compile(
 
 
 def forged(chance: random.Random) -> Any:
-    """A header in which any field may be anything, and most are what would do harm if they were believed."""
+    """A header in which any field may be anything, and most values would do harm if they were trusted."""
     if chance.random() < 0.03:
         return value(chance)
 
@@ -133,7 +133,7 @@ def forged(chance: random.Random) -> Any:
 
 
 def messages(chance: random.Random) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Messages, each with the queue that it is put into: first each field with each type, then what the seed draws."""
+    """Messages, each with its queue: first each field with each type, then messages that the seed draws."""
     given = [{field: each, "parked": True, "attempt": 1} for field in FIELDS for each in EACH_TYPE]
     for number in range(TOTAL):
         message = task_message(
@@ -153,7 +153,7 @@ def messages(chance: random.Random) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def waiting(chance: random.Random) -> Iterator[dict[str, Any]]:
-    """Messages whose time comes in an hour; the header of the first is sound."""
+    """Messages that are due in an hour; the header of the first is valid."""
     at = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
     for number in range(WAITING):
         message = task_message(f"waits-{number}", "tests.support.hostile.lied_to.take", eta=at)
@@ -164,9 +164,9 @@ def waiting(chance: random.Random) -> Iterator[dict[str, Any]]:
 def answers(
     here: Shop, folder: Path, *, letters: str, fuzzed: int = TOTAL, waiting: int = WAITING, cannot: Collection[str] = ()
 ) -> None:
-    """Every command ends well; what is JSON is JSON. So many tasks were made, and so many wait.
+    """Every command ends well, and JSON output is valid. So many tasks were made, and so many wait.
 
-    A command may say why it cannot where a message is not what it is for; those of `cannot` are not for this broker.
+    A command that cannot handle a message may say why. The commands in `cannot` do not exist for this broker.
     """
     waits = [f"waits-{number}" for number in range(waiting)]
     commands: list[tuple[str, ...]] = [
@@ -196,7 +196,7 @@ def answers(
 
 
 def _answers(done: Result, words: tuple[str, ...], *, is_json: bool, may_refuse: bool) -> None:
-    """It ended well, or said in one line why it cannot, where it may be so."""
+    """It ended well, or said in one line why it cannot, if that is allowed."""
     may_refuse = may_refuse or words[:2] == ("dlq", "import") or "--id" in words
     assert isinstance(done.exception, (SystemExit, type(None))), (words, done.exception)
     assert done.exit_code == 0 or (done.exit_code == 2 and may_refuse), (words, done.output[-2000:])
@@ -209,7 +209,7 @@ def _answers(done: Result, words: tuple[str, ...], *, is_json: bool, may_refuse:
 
 
 def _fits(message: Any) -> bool:
-    """Whether it can be sent: what needs more than a frame closes the connection."""
+    """Whether it can be sent: headers that do not fit into a frame close the connection."""
     return len(message._serialize_properties()) < MAX_HEADERS
 
 
@@ -219,7 +219,7 @@ def _refused(word: str) -> Any:
 
 
 def shown(here: Shop, folder: Path, *, letters: str) -> None:
-    """Every screen of the page answers, the list of dead letters from its first page to its last, and each that it names."""
+    """Every screen of the page answers, all pages of the list of dead letters, and each dead letter in it."""
     with WebPage(here.module, folder, "--allow", "look", env=here.environment) as page:
         operator = page.operator()
 
@@ -258,7 +258,7 @@ def examined(here: Shop) -> None:
 
 @contextmanager
 def named(here: Shop) -> Iterator[str]:
-    """The module that the commands find this app in."""
+    """A module in which the commands find this app."""
     module = types.ModuleType(f"operator_{uuid.uuid4().hex}")
     module.app = here.app  # type: ignore[attr-defined]
     sys.modules[module.__name__] = module
@@ -269,7 +269,7 @@ def named(here: Shop) -> Iterator[str]:
 
 
 def at_rest(sizes: dict[str, int]) -> bool:
-    """Whether nothing is under way but letters that nobody takes, and what waits for its time."""
+    """Whether only unconsumed dead letters and messages that are not due are left."""
     return not {
         name: size for name, size in sizes.items() if name != "delayed" and (not name.startswith("DLQ.") or name == "DLQ.handled")
     }
@@ -277,7 +277,7 @@ def at_rest(sizes: dict[str, int]) -> bool:
 
 @pytest.mark.slow
 def test_whatever_our_header_says_nothing_but_the_apps_own_is_touched_on_redis(shop: Callable[..., Shop], tmp_path: Path) -> None:
-    """No key beyond the app's, no type that is another one's, and what others have there is as it was."""
+    """No new key and no changed type outside the app's own, and other clients' keys are unchanged."""
     here = shop(settings=SETTINGS, module="tests.support.hostile.lied_to")
     client = here.server.client
     client.set("cache", "1")
@@ -307,7 +307,7 @@ def test_whatever_our_header_says_nothing_but_the_apps_own_is_touched_on_redis(s
 
 @pytest.mark.slow
 def test_whatever_our_header_says_nothing_but_the_apps_own_is_touched_on_rabbitmq(rabbit: Rabbit, tmp_path: Path) -> None:
-    """No queue beyond the app's is declared or given anything, no broadcast is sent, and the books hear of no event but ours."""
+    """No queue beyond the app's is declared or gets a message, no broadcast is sent, and the books get only our events."""
     here = Shop(rabbit, tmp_path, settings=SETTINGS, module="tests.support.hostile.lied_to")  # type: ignore[arg-type]
     try:
         worker = here.start("-Q", "celery,handled,DLQ.handled", pool="threads")
@@ -318,7 +318,7 @@ def test_whatever_our_header_says_nothing_but_the_apps_own_is_touched_on_rabbitm
             channel.queue_bind("spy", "celery.pidbox", "")
             made = [(name, wired(message)) for name, message in messages(random.Random(seed()))]  # noqa: S311 - a scenario
             fitting = [(name, each) for name, each in made if _fits(each)]
-            assert len(fitting) > 0.9 * len(made)  # what needs more than a frame can be sent by nobody
+            assert len(fitting) > 0.9 * len(made)  # headers that do not fit into a frame cannot be sent
             for name, each in fitting:
                 channel.basic_publish(each, "", name)
             exchanges = rabbit.exchanges()

@@ -1,4 +1,4 @@
-"""Messages that anybody may have written: each ends, and costs the worker neither a place of its pool nor its life."""
+"""Messages that any client may have written: each ends, and blocks no place of the pool and does not end the worker."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ POOLS = pytest.mark.parametrize("pool", first_quick(["prefork", "threads", "solo
 
 
 def nested(depth: int) -> Any:
-    """What JSON can say and pickle cannot."""
+    """A value that JSON can express and pickle cannot."""
     value: Any = []
     for _ in range(depth):
         value = [value]
@@ -75,7 +75,7 @@ PROPERTIES: dict[str, dict[str, Any]] = {
 def raw(
     name: str, headers: dict[str, Any] | None = None, body: Any = ([], {}, {}), properties: dict[str, Any] | None = None
 ) -> bytes:
-    """A message as kombu's, with something wrong."""
+    """A message as kombu writes it, with one fault."""
     message = {
         "body": base64.b64encode(json.dumps(body).encode()).decode(),
         "content-type": "application/json",
@@ -100,7 +100,7 @@ MESSAGES = (
 
 @POOLS
 def test_hostile_messages_end_and_cost_the_worker_nothing(shop: Callable[..., Shop], pool: str) -> None:
-    """Forty of them on a pool of two: each has one end in the books, and what comes behind them runs on all places."""
+    """Forty of them on a pool of two: each has one end in the books, and later tasks run on all places of the pool."""
     here = shop(settings={"queues": {"#": {"redelivery_delay": 0.05, "max_delivery_attempts": 2}}}, backend=True)
     here.server.client.rpush("celery", *reversed(MESSAGES))
     worker = here.start(pool=pool, wait=False)
@@ -128,7 +128,7 @@ def test_hostile_messages_end_and_cost_the_worker_nothing(shop: Callable[..., Sh
     first_quick([("prefork", "interrupt"), ("threads", "interrupt"), ("solo", "interrupt"), ("threads", "shutdown")]),
 )
 def test_a_task_that_asks_its_process_to_end_is_a_counted_attempt(shop: Callable[..., Shop], pool: str, what: str) -> None:
-    """`KeyboardInterrupt` is a lost worker, by the policy, wherever the task runs; so is `WorkerShutdown` in a thread."""
+    """`KeyboardInterrupt` counts as a lost worker, on every pool; so does `WorkerShutdown` in a thread."""
     here = shop(settings={"queues": {"#": {"redelivery_delay": 0.05, "max_delivery_attempts": 2}}}, backend=True)
     worker = here.start(pool=pool)
     task_id = here.send("raises", what)
@@ -142,7 +142,7 @@ def test_a_task_that_asks_its_process_to_end_is_a_counted_attempt(shop: Callable
 
 
 def test_a_task_that_stops_its_own_worker_is_a_counted_attempt(shop: Callable[..., Shop]) -> None:
-    """On solo, `WorkerShutdown` in a task ends the worker: after as many workers as it may have attempts, it is dead."""
+    """On solo, `WorkerShutdown` in a task ends the worker: after as many workers as it has attempts, the task is dead."""
     here = shop(settings={"lease": 2, "queues": {"#": {"redelivery_delay": 0.05, "max_delivery_attempts": 2}}})
     task_id = here.send("raises", "shutdown")
     for _ in range(2):

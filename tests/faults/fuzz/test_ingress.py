@@ -1,4 +1,4 @@
-"""Malformed messages into a real worker of each pool: it lives, and each is kept with its bytes, or run where Celery would run it.
+"""Malformed messages into a real worker of each pool: it lives, and each message is kept with its bytes, or runs as in Celery.
 
 `FUZZ_MESSAGES` says how many for each pool, the seed of the run which ones.
 """
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 COUNT = int(os.environ.get("FUZZ_MESSAGES", "1500"))
 MEGABYTE = 1024
-#: What a worker may grow by between the first batch and the last, whatever their number (KiB).
+#: How much memory a worker may gain between the first batch and the last, whatever their number (KiB).
 MAX_GROWTH = 64 * MEGABYTE
-#: What waits for longer than this has asked for it; the policy's own delays are far shorter (ms).
+#: A message that waits for longer than this asked for it itself; the policy's own delays are far shorter (ms).
 LONG = 600_000
-#: How many are sent, waited for and looked at together; what was looked at is taken away.
+#: How many are sent, waited for and checked together; checked messages are removed.
 BATCH = max(min(COUNT // 2, 15_000), 1)
 TIMEOUT = 60 + BATCH / 5
 POOLS = first_quick(
@@ -44,7 +44,7 @@ POOLS = first_quick(
 
 @pytest.fixture(params=POOLS)
 def here(request: pytest.FixtureRequest) -> Iterator[Shop]:
-    """A worker that says only what kills it, and a broker without a log on disk."""
+    """A worker that logs only fatal errors, and a broker that does not write to disk."""
     with tempfile.TemporaryDirectory(prefix="rd-", ignore_cleanup_errors=True) as name:
         server = Server(Path(name), binaries()["valkey"]).start()
         settings = {"queues": {"#": {"redelivery_delay": 0.02, "max_delivery_attempts": 2}}}
@@ -56,7 +56,7 @@ def here(request: pytest.FixtureRequest) -> Iterator[Shop]:
 
 
 def at_rest(here: Shop) -> bool:
-    """Whether nothing is held, and nothing waits but what has asked for a long time."""
+    """Whether nothing is held, and only messages that asked for a long delay wait."""
     client = here.server.client
     seconds, _ = client.time()
     with client.pipeline() as pipe:
@@ -73,7 +73,7 @@ def queues() -> list[str]:
 
 
 def letters(here: Shop) -> list[bytes]:
-    """Whatever lies in a list: the worker's own are empty."""
+    """All elements of the lists, except the worker's own queues, which are empty."""
     client = here.server.client
     found = []
     for name in client.scan_iter(_type="list", count=1000):
@@ -82,12 +82,12 @@ def letters(here: Shop) -> list[bytes]:
 
 
 def plain(message: Any) -> Any:
-    """A value that can be compared: NaN is not itself."""
+    """A value that can be compared: NaN is not equal to itself."""
     return json.dumps(message, sort_keys=True)
 
 
 def is_kept(letter: dict[str, Any], raw: bytes) -> bool:
-    """Whether the letter holds all of the message: what makes it expire is taken off, and what we write is ours."""
+    """Whether the dead letter has all of the message, except its expiry and our own additions."""
     original = json.loads(raw)
     ours = {"redelivery", "expires", "retries", "redelivered", "eta", "redelivery-time-to-live-ms", "redelivery-published"}
     headers = {name: value for name, value in original["headers"].items() if name not in ours}
@@ -103,7 +103,7 @@ def is_kept(letter: dict[str, Any], raw: bytes) -> bool:
 
 
 def unaccounted(here: Shop, sent: dict[int, bytes]) -> list[bytes]:
-    """The messages that are neither in a dead-letter queue, whole and once, nor have run, nor wait because they asked to."""
+    """Messages that are not complete in a dead-letter queue once, have not run, and do not wait by their own wish."""
     numbers = {raw_id(raw): number for number, raw in sent.items()}
     there: Counter[int] = Counter()
     for kept in letters(here):
@@ -129,21 +129,21 @@ def unaccounted(here: Shop, sent: dict[int, bytes]) -> list[bytes]:
 
 
 def is_offspring(headers: dict[str, Any]) -> bool:
-    """Whether a message of ours was published by the worker itself: the callbacks of a hostile message are tasks, too.
+    """Whether the worker itself published a message of ours: a hostile message's callbacks are tasks, too.
 
-    The publication of what names no task is not announced: it is recorded when it is received.
+    The publication of a message without a task name has no event: it is recorded when it is received.
     """
     return headers.get("parent_id") is not None and (ANNOUNCED in headers or not isinstance(headers.get("task"), str))
 
 
 def reason_of(headers: dict[str, Any]) -> str:
-    """Why it died; a word of a version that this one does not know, as some hostile headers have it, stands for `invalid`."""
+    """The reason of its death; an unknown reason, as some hostile headers have it, counts as `invalid`."""
     envelope = Envelope.of(headers)
     return "invalid" if envelope.version > VERSION else str(envelope.deaths[0]["reason"])
 
 
 def is_not_to_be_kept(raw: bytes) -> bool:
-    """Whether its producer asks that it be discarded where it dies."""
+    """Whether its producer asks that it is discarded when it dies."""
     try:
         return json.loads(raw)["headers"]["redelivery-dead-letter-eligible"] is False
     except (ValueError, LookupError, TypeError, RecursionError):
@@ -151,7 +151,7 @@ def is_not_to_be_kept(raw: bytes) -> bool:
 
 
 def is_wrapped(letter: dict[str, Any]) -> bool:
-    """Whether the letter is an envelope of ours around bytes that had none."""
+    """Whether the dead letter is an envelope of ours around bytes that had none."""
     return letter.get("content-type") == "application/octet-stream" and MARK not in letter["headers"]
 
 
@@ -163,7 +163,7 @@ def resident(here: Shop) -> int:
 
 @pytest.mark.timeout(300 + COUNT)
 def test_whatever_lies_in_the_list_ends_and_costs_the_worker_nothing(here: Shop) -> None:
-    """Each of the messages is in a dead-letter queue with its bytes, or was run; the worker lives, and does not grow."""
+    """Each message is in a dead-letter queue with its bytes, or has run; the worker lives, and its memory does not grow."""
     chance = random.Random(seed())  # noqa: S311 - a scenario, no secret
     (worker,), sizes, client = here.workers, [], here.server.client
     newer: set[str] = set()

@@ -1,4 +1,4 @@
-"""Headers that lie: whoever can publish can write ours, and moves nothing by that, and breaks no tool."""
+"""Forged headers: any publisher can write our headers, but cannot move messages elsewhere by that, or break a tool."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["each_desk"]
 
 KEYS, NAMES = Keys(), AmqpNames()
-#: What nothing may be sent to by a name that somebody gives.
+#: Names that must never be the target of a message.
 TAKEN = (
     KEYS.destinations, KEYS.recovering, KEYS.outcomes, KEYS.due("celery"), KEYS.unacked, KEYS.unacked_index,
     KEYS.bindings("celery"), RedisChannel.unacked_mutex_key, NAMES.outcomes, NAMES.level(3), NAMES.delivery_exchange,
@@ -50,7 +50,7 @@ TAKEN = (
     "celery-task-meta-1", "amq.topic", "amq.gen-x", "a\x00b", "a\x1b[2J",
     "\ud800", "\u202eb", "q\x06\x169", "", "x" * 256,
 )  # fmt: skip
-#: Headers that no tool can take at its word.
+#: Headers that no tool may trust.
 HOSTILE: dict[str, Any] = {
     "past": {"deaths": [{"queue": QUEUE, "reason": "exhausted", "last": -(10**400), "first": 10**400}]},
     "endless": {"attempts": [{"at": float("inf"), "delay": float("inf"), "worker": 5, "exception": []}] * 30},
@@ -80,13 +80,13 @@ def nested(depth: int) -> Any:
 
 
 def origin(queue: Any, **more: Any) -> dict[str, Any]:
-    """A header that says where its letter came from."""
+    """A header that claims where its dead letter came from."""
     death = {"queue": QUEUE, "reason": "exhausted", "last": 1, "first": 1, "generation": 0}
     return {"origin": {"queue": queue, **more}, "deaths": [death], "first_seen": 1}
 
 
 def forged(undelivered: str) -> dict[str, Any]:
-    """A header that says that its letter waits for a queue."""
+    """A header that claims that its dead letter waits for a queue."""
     death = {"queue": "celery", "reason": "exhausted", "last": 1, "first": 1, "generation": 0}
     return {"deaths": [death], "parked": True, "undelivered": undelivered, "first_seen": 1}
 
@@ -107,19 +107,19 @@ def test_a_name_that_something_uses_is_refused_wherever_a_person_gives_it(name: 
     "name", ["orders", "DLQ.orders", "eu.orders", "заказы", "redelivery", "celery", "default", "a b", "x" * 255]
 )
 def test_the_name_of_an_ordinary_queue_is_taken(name: str) -> None:
-    """Also where it resembles one of ours."""
+    """Even if it resembles one of ours."""
     assert names.objection(name) is None
 
 
 def test_a_prefix_that_makes_names_of_ours_is_refused() -> None:
-    """Before a dead letter is written over a key."""
+    """Otherwise a dead letter could overwrite a key of ours."""
     for fields in ({"dead_letter_queue_prefix": "redelivery:"}, {"dead_letter_queue_suffix": ".pidbox"}):
         with pytest.raises(ConfigurationError, match="make a name that no queue may have"):
             RedeliveryPolicy(**fields)  # type: ignore[arg-type]
 
 
 def test_a_key_of_another_type_is_no_target(desk: Desk) -> None:
-    """Of a redrive, a move, or a worker's settings."""
+    """Neither for a redrive, a move, nor a worker's settings."""
     desk.die()
     desk.client.set("cache", "1")
     for words in (
@@ -135,7 +135,7 @@ def test_a_key_of_another_type_is_no_target(desk: Desk) -> None:
 
 
 def test_names_that_kombu_was_told_to_use_are_no_targets(any_server: Server) -> None:
-    """Of its hashes on Redis (`unacked_key` and the like), whether they are there or not."""
+    """The names of kombu's hashes on Redis (`unacked_key` and the like), whether the keys exist or not."""
     desk = Desk(any_server)
     told = {"unacked_key": "held", "unacked_index_key": "held_index", "unacked_mutex_key": "held_mutex"}
     desk.app.conf.broker_transport_options = told
@@ -151,7 +151,7 @@ def test_names_that_kombu_was_told_to_use_are_no_targets(any_server: Server) -> 
 
 
 def test_a_worker_does_not_start_where_its_dead_letters_have_no_place(shop: Callable[..., Shop]) -> None:
-    """The name of its dead-letter queue is the key of something else."""
+    """A key of another type has the name of its dead-letter queue."""
     here = shop(settings={"queues": {"#": {"dead_letter_queue": "cache"}}})
     here.server.client.set("cache", "1")
     worker = here.start(wait=False, pool="solo")
@@ -163,7 +163,7 @@ def test_a_worker_does_not_start_where_its_dead_letters_have_no_place(shop: Call
 
 
 def test_a_forged_header_moves_a_message_nowhere_but_to_its_own_dead_letter_queue(shop: Callable[..., Shop]) -> None:
-    """Whatever queue or key it names: that stays as it was, and so does what workers share."""
+    """Whatever queue or key it names is unchanged, and so are the keys that workers share."""
     here = shop(settings={"queues": {"#": {"redelivery_delay": 0.1, "max_delivery_attempts": 2}}})
     client = here.server.client
     client.set("cache", "1")
@@ -186,7 +186,7 @@ def test_a_forged_header_moves_a_message_nowhere_but_to_its_own_dead_letter_queu
 
 
 def test_a_forged_header_declares_no_queue(rabbit: Rabbit, tmp_path: Path) -> None:
-    """On RabbitMQ it lies in its own dead-letter queue, too."""
+    """On RabbitMQ, too, it goes to its own dead-letter queue."""
     here = Shop(rabbit, tmp_path, settings={"queues": {"#": {"redelivery_delay": 1}}})  # type: ignore[arg-type]
     try:
         here.start(pool="threads")
@@ -211,7 +211,7 @@ def test_a_forged_header_declares_no_queue(rabbit: Rabbit, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("name", [name for name in (*TAKEN, "other_app", "unknown") if name], ids=ascii)
 def test_a_letter_goes_back_to_a_queue_of_the_app_alone(desk: Desk, name: str) -> None:
-    """Else it stays, and is counted; with --to it goes."""
+    """Otherwise it stays, and is counted; `--to` sends it to a queue of the app."""
     desk.client.lpush("other_app", b"theirs")
     raw = sealed({**task_message("a"), "headers": {**task_message("a")["headers"], HEADER: origin(name)}})
     desk.die(task_message("b"))
@@ -233,7 +233,7 @@ def routed() -> None:
 
 
 def test_queues_that_only_routes_tasks_policies_or_names_tell_of_are_the_apps(desk: Desk) -> None:
-    """What is declared when it is first used is no stranger."""
+    """A queue that is declared only when it is first used belongs to the app, too."""
     desk.app.conf.task_routes = ([{"desk.*": {"queue": "routed"}}, ("other.*", "paired")], {"x": {"queue": Queue("object")}})
     desk.app.task(name="desk.tasked")(routed).queue = "tasked"
     homes = Homes(desk.transport, "graveyard")
@@ -263,7 +263,7 @@ def test_queues_that_only_routes_tasks_policies_or_names_tell_of_are_the_apps(de
     ],
 )
 def test_an_exchange_is_believed_where_the_app_declares_it_for_that_queue(exchange: str, key: str, goes: tuple[str, str]) -> None:
-    """Else the message goes to its queue alone."""
+    """Otherwise the message goes only to its queue."""
     app = Celery("bound", broker="memory://", set_as_current=False)
     shop, direct, fan = Exchange("shop", "topic"), Exchange("direct", "direct"), Exchange("fan", "fanout")
     ways = [(shop, "eu.#"), (direct, "pack"), (fan, "")]
@@ -272,7 +272,7 @@ def test_an_exchange_is_believed_where_the_app_declares_it_for_that_queue(exchan
 
 
 def test_a_redrive_on_rabbitmq_broadcasts_and_forges_nothing(rabbit: Rabbit, tmp_path: Path) -> None:
-    """`origin` and `redelivery-delivered` that name another exchange or queue: the letter goes to its own queue, or stays."""
+    """`origin` and `redelivery-delivered` name another exchange or queue: the dead letter goes to its own queue, or stays."""
     place = Place("rabbit-classic", rabbit, tmp_path)
     desk = place.desk()
     with rabbit.connection() as connection:
@@ -302,7 +302,7 @@ def _came(way: tuple[str, str]) -> dict[str, str]:
 
 
 def test_what_a_header_says_of_its_delivery_sends_a_retry_nowhere(rabbit: Rabbit, tmp_path: Path) -> None:
-    """`self.retry` with other arguments publishes anew: to the queue, whatever `redelivery-delivered` says."""
+    """`self.retry` with other arguments publishes a new message to its own queue, whatever `redelivery-delivered` says."""
     here = Shop(rabbit, tmp_path, module="tests.support.hostile.lied_to")  # type: ignore[arg-type]
     try:
         here.start(pool="threads")
@@ -319,7 +319,7 @@ def test_what_a_header_says_of_its_delivery_sends_a_retry_nowhere(rabbit: Rabbit
 
 
 def test_a_message_that_is_promoted_goes_where_it_would_have_come_out() -> None:
-    """Not to a queue that only its routing key names: a stranger can publish into the delay store."""
+    """A stranger can publish into the delay store, so a queue that only the routing key names is no target."""
     exchange, key = amqp_delayed.end_of(NAMES, "spy")
     assert (exchange, key.replace("0.", "")) == (NAMES.delivery_exchange, "spy")
     assert AddressPattern(NAMES.binding_of("spy")).matches(key)
@@ -327,7 +327,7 @@ def test_a_message_that_is_promoted_goes_where_it_would_have_come_out() -> None:
 
 
 def test_a_handlers_letter_goes_back_to_a_queue_of_the_app_alone(shop: Callable[..., Shop]) -> None:
-    """`letter.redrive()` of one that names another place is refused there and then; it is parked, and nothing else is touched."""
+    """`letter.redrive()` to another place is refused at once; the dead letter is parked, and nothing else is touched."""
     here = shop(
         module="tests.support.hostile.lied_to", settings={"queues": {"#": {"redelivery_delay": 0.1, "max_delivery_attempts": 2}}}
     )
@@ -347,12 +347,12 @@ def test_a_handlers_letter_goes_back_to_a_queue_of_the_app_alone(shop: Callable[
     assert client.type("redelivery:delayed") in {b"none", b"zset"}
 
 
-# what cannot be read
+# headers that cannot be read
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_whatever_a_header_says_each_number_and_text_of_it_can_be_used(kind: str) -> None:
-    """What cannot be read is left out, and named."""
+    """Values that cannot be read are left out, and named."""
     headers = {HEADER: HOSTILE[kind]}
     envelope = Envelope.of(headers)
     written = json.dumps(envelope.to_header(), allow_nan=False).encode()
@@ -366,7 +366,7 @@ def test_whatever_a_header_says_each_number_and_text_of_it_can_be_used(kind: str
 
 @pytest.mark.parametrize("kind", [*HOSTILE, "nested", "headers"])
 def test_one_hostile_letter_breaks_no_tool(desk: Desk, kind: str, tmp_path: Path) -> None:
-    """Each command answers, and says of the others what it would have said."""
+    """Each command answers, and its answer about the other dead letters is unchanged."""
     task_id = desk.die()
     header = {"deaths": [{"last": 5, "x": nested(600)}], "y": nested(600)} if kind == "nested" else HOSTILE.get(kind)
     message = task_message("hostile")
@@ -412,7 +412,7 @@ def _refused(word: str) -> Any:
 
 
 def test_the_watch_over_the_letters_goes_on_beside_a_hostile_one(desk: Desk) -> None:
-    """It looks at the oldest letter of each queue."""
+    """It reads the oldest dead letter of each queue."""
     for header in HOSTILE.values():
         message = task_message("hostile")
         message["headers"][HEADER] = header

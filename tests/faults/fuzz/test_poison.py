@@ -1,4 +1,4 @@
-"""Poison: a task that kills its worker is counted before it runs again, and ends in its DLQ; innocents beside it never do."""
+"""Poison: a task that kills its worker is counted before it runs again, and dies; innocent tasks beside it do not."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SETTINGS = {"lease": 2, "queues": {"#": {"redelivery_delay": 0.05, "max_delivery
 
 @pytest.fixture(scope="module")
 def here() -> Iterator[Shop]:
-    """One worker, with children that may be killed."""
+    """One worker, whose children may be killed."""
     with tempfile.TemporaryDirectory(prefix="rd-", ignore_cleanup_errors=True) as name:
         server = Server(Path(name), binaries()["valkey"]).start()
         made = Shop(server, Path(name), settings=SETTINGS, module="tests.support.hostile.poisons")
@@ -36,7 +36,7 @@ def here() -> Iterator[Shop]:
 
 
 def fence_the_dead(here: Shop) -> None:
-    """What another worker would do when a lease has passed; here it is known at once who is dead."""
+    """Fence the dead workers, as another worker would do when their leases have ended; the test knows at once which are dead."""
     transport = here.app.redelivery.transport
     dead = {worker.process.pid for worker in here.workers if worker.process.poll() is not None}
     for token, about in transport.client.hgetall(transport.keys.owners).items():
@@ -46,7 +46,7 @@ def fence_the_dead(here: Shop) -> None:
 
 
 def keep_alive(here: Shop, task_ids: list[str], *, pool: str) -> None:
-    """Start a worker whenever there is none, until these have ended."""
+    """Start a worker whenever none runs, until these tasks have ended."""
 
     def ended() -> bool:
         if not here.workers or here.workers[-1].process.poll() is not None:
@@ -59,7 +59,7 @@ def keep_alive(here: Shop, task_ids: list[str], *, pool: str) -> None:
 
 
 def is_poison(here: Shop, task_id: str, *, runs: set[int], attempts: int = ATTEMPTS) -> None:
-    """It has died as what it is, after as many starts as it may have."""
+    """It has died as `worker_lost`, after the allowed number of starts."""
     end = here.ended(task_id, "dead_lettered")
     assert end.reason == "worker_lost"
     assert len(here.runs(task_id)) in runs
@@ -73,7 +73,7 @@ def is_poison(here: Shop, task_id: str, *, runs: set[int], attempts: int = ATTEM
 @pytest.mark.xdist_group("poison")
 @pytest.mark.parametrize("how", ["exit", "kill", "segfault", "memory"])
 def test_a_task_that_kills_its_child_has_no_start_too_many(here: Shop, how: str) -> None:
-    """The worker sees whose child it was: exactly as many starts as attempts, and what ran beside it ran once."""
+    """The worker knows the task of each dead child: exactly as many starts as attempts, and the tasks beside it run once."""
     beside = [here.send("innocent") for _ in range(10)]
     task_id = here.send("ends", how)
     behind = [here.send("innocent") for _ in range(10)]
@@ -87,7 +87,7 @@ def test_a_task_that_kills_its_child_has_no_start_too_many(here: Shop, how: str)
 
 @pytest.mark.parametrize(("pool", "task"), first_quick([("prefork", "ends_worker"), ("threads", "ends"), ("solo", "ends")]))
 def test_a_task_that_kills_its_whole_worker_has_one_start_too_many_at_most(shop: Callable[..., Shop], pool: str, task: str) -> None:
-    """Nobody is left to say what had started: the first crash makes it a suspect, from then on each start is recorded before."""
+    """No process can report what had started: the first crash makes it a suspect, and later starts are recorded before they run."""
     here = shop(settings=SETTINGS, module="tests.support.hostile.poisons")
     task_id = here.send(task, *(["exit"] if task == "ends" else []))
     innocents = [here.send("innocent") for _ in range(5)]
@@ -100,9 +100,9 @@ def test_a_task_that_kills_its_whole_worker_has_one_start_too_many_at_most(shop:
 @pytest.mark.full
 @pytest.mark.slow
 def test_innocents_prefetched_beside_twenty_crashes_never_die(shop: Callable[..., Shop]) -> None:
-    """A worker holds 32 messages, one attempt is all that they have, and it is killed twenty times: only what ran is counted.
+    """A worker holds 32 messages with one attempt each, and is killed twenty times: only running tasks are counted.
 
-    Nobody knows what the first worker ran, so that the first poison kills a second one; from then on all of them are suspects.
+    It is not known what the first worker ran, so the first poison kills a second one; from then on all are suspects.
     """
     settings = {"lease": 2, "queues": {"#": {"max_delivery_attempts": 1}}}
     here = shop(settings=settings, module="tests.support.hostile.poisons", conf={"worker_prefetch_multiplier": PREFETCH})

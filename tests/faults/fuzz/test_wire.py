@@ -1,4 +1,4 @@
-"""What other clients can write to RabbitMQ, and py-amqp cannot: no message ends a worker, or a command of an operator."""
+"""Messages that other clients can write to RabbitMQ, but py-amqp cannot: none ends a worker or an operator's command."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ VALUES = {
     **ODD,
     **{f"{kind!r} nested {depth} deep": deep(depth, kind) for kind in (b"A", b"F") for depth in (64, 65, 600, 2000)},
 }
-#: What JSON can write.
+#: Values that JSON can express.
 PLAIN: tuple[Any, ...] = (None, True, -1, 2**63 - 1, 1e308, "", "x" * 300, "\u0000\u202e", [], {}, [[]], {"": []})
-#: The headers that we, Celery's delays and RabbitMQ read, besides `HEADER` and Celery's own: anybody may write them.
+#: Headers that we, Celery's delays and RabbitMQ read, besides `HEADER` and Celery's own: any client may write them.
 OTHERS = (
     *(ANNOUNCED, COPIES, DELIVERED, ELIGIBLE, EXPIRATION, RELEASED, PUBLISHED, TIME_TO_LIVE, DELIVERY_DELAY),
     *("x-death", "x-delivery-count", "x-first-death-queue", "redelivered", "traceparent", "eta", "expires"),
 )
-#: Properties that are short texts, each with what is none.
+#: Properties that must be short texts, each with a value that is none.
 PROPERTIES: tuple[dict[str, bytes], ...] = (
     {"correlation_id": b"\xff" * 255},
     {"reply_to": b"\xed\xa0\x80"},
@@ -56,7 +56,7 @@ def said(number: int, headers: dict[Any, Any], task: str = "take") -> dict[str, 
 
 
 def messages() -> Iterator[amqp.Message]:
-    """One of each kind; what needs more than a frame can be sent by nobody."""
+    """One message of each kind, without those that do not fit into a frame."""
     for number, (headers, properties) in enumerate(_kinds()):
         made = wired(said(number, headers, "take" if properties else "fails"), **properties)
         if len(made._serialize_properties()) < MAX_HEADERS:
@@ -81,7 +81,7 @@ def _kinds() -> Iterator[tuple[dict[Any, Any], dict[str, bytes]]]:
 
 @pytest.fixture
 def here(rabbit: Rabbit, tmp_path: Path) -> Iterator[Shop]:
-    """The app that is lied to, on RabbitMQ."""
+    """The app that gets forged headers, on RabbitMQ."""
     shop = Shop(rabbit, tmp_path, settings=SETTINGS, module="tests.support.hostile.lied_to")  # type: ignore[arg-type]
     yield shop
     shop.stop()
@@ -90,7 +90,7 @@ def here(rabbit: Rabbit, tmp_path: Path) -> Iterator[Shop]:
 @pytest.mark.slow
 @pytest.mark.parametrize("pool", first_quick(["prefork", "threads"]))
 def test_no_message_of_another_client_ends_a_worker(here: Shop, rabbit: Rabbit, pool: str) -> None:
-    """Each has one end in the books, attempts are counted to their limit, and what comes behind them runs."""
+    """Each has one end in the books, attempts are counted up to their limit, and later messages run."""
     sent = list(messages())
     worker = here.start(pool=pool)
     with rabbit.connection() as connection:
@@ -118,7 +118,7 @@ def test_no_message_of_another_client_ends_a_worker(here: Shop, rabbit: Rabbit, 
 @FULL
 @pytest.mark.slow
 def test_no_letter_of_another_client_ends_a_command(here: Shop, rabbit: Rabbit, tmp_path: Path) -> None:
-    """Every command that reads or changes answers while such letters lie there."""
+    """Every command that reads or changes answers while such dead letters exist."""
     with rabbit.connection() as connection:
         channel = connection.connection.channel()
         for name in ("celery", "DLQ.celery"):

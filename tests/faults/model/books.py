@@ -1,8 +1,9 @@
-"""The model's books: where each message is, told without a broker.
+"""The model's books: where each message is, without a broker.
 
 Pure: no clock, no randomness, no Redis. A message is in exactly one place: a list, a worker's hands, the delay store, or `ended`.
-Each method is one step: it changes the books as the step must change the broker, and returns what the step must answer. Lists are
-kept as they are emptied, the oldest first. A due time is known as a window until the broker has been looked at (`Waiting`).
+Each method is one step: it changes the books as the step must change the broker, and returns the expected answer. Lists are kept
+in the order in which they are emptied, the oldest first. A due time is known as a window until the broker was looked at
+(`Waiting`).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass, field
 
 __all__ = ["HOUR", "LISTS", "MAX_ATTEMPTS", "MAX_LENGTH", "Books", "Message", "Owner", "Taken", "Waiting"]
 
-#: Milliseconds; all delays of the model are whole hours, so that the time that a test takes makes no difference.
+#: Milliseconds; all delays of the model are whole hours, so that the duration of a test does not matter.
 HOUR = 3_600_000
 MAX_ATTEMPTS, MAX_LENGTH = 3, 3
 #: The lists of each queue, the most urgent first.
@@ -20,7 +21,7 @@ LISTS = {queue: (queue, f"{queue}\x06\x163", f"{queue}\x06\x166", f"{queue}\x06\
 
 @dataclass(eq=False)
 class Message:
-    """One message: its task id, the list that it was published to, and what of its envelope decides about it."""
+    """One message: its task id, the list that it was published to, and the parts of its envelope that decide about it."""
 
     task_id: str
     queue: str
@@ -40,7 +41,7 @@ class Taken:
 
 @dataclass(eq=False)
 class Waiting:
-    """A message in the delay store: due between these times (ms, the broker's clock), which are one once it was looked at."""
+    """A message in the delay store: due between these times (ms, the broker's clock), which are equal once it was looked at."""
 
     message: Message
     list_name: str
@@ -50,7 +51,7 @@ class Waiting:
 
 @dataclass(eq=False)
 class Owner:
-    """A worker's claim: `counter` is None where its lease is gone; its last batch has the tags from `first` to before `next`."""
+    """A worker's claim: `counter` is None if its lease is gone; its last batch has the tags from `first` to before `next`."""
 
     counter: int | None = 0
     recovering: bool = False
@@ -85,14 +86,14 @@ class Books:
     # what comes in
 
     def publish(self, message: Message, *, announced: bool = True) -> None:
-        """By one of our producers, or by a plain one, who records nothing."""
+        """Publish, by one of our producers, or by a plain one, which records nothing."""
         self.messages.append(message)
         self.at(message.list_name).append(message)
         if announced:
             self.note(message, "published")
 
     def oldest(self, queue: str) -> Message:
-        """Whom an eviction takes: the least urgent list's oldest."""
+        """The message that an eviction takes: the oldest of the least urgent list."""
         return next(self.at(name)[0] for name in reversed(LISTS[queue]) if self.at(name))
 
     def length(self, queue: str) -> int:
@@ -100,7 +101,7 @@ class Books:
         return sum(len(self.at(name)) for name in LISTS[queue])
 
     def evict(self, message: Message, *, announced: bool) -> None:
-        """It dies because its queue is too long; what nobody had recorded is recorded as received first."""
+        """It dies because its queue is too long; if it has no event yet, it is first recorded as received."""
         self.at(message.list_name).remove(message)
         self.at(f"DLQ.{message.queue}").append(message)
         if not announced:
@@ -110,7 +111,7 @@ class Books:
     # owners
 
     def fence(self, token: str, counter: int) -> bool:
-        """End a lease that stood still."""
+        """End a lease that was not renewed."""
         owner = self.owners[token]
         if owner.counter != counter:
             return False
@@ -122,7 +123,7 @@ class Books:
         return sorted((tag for tag in self.held if tag.startswith(f"{token}:")), key=_number)
 
     def receive(self, token: str, number: int, budget: int, turn: int, queues: tuple[str, ...]) -> tuple[str, list[str]]:
-        """The state that a call is answered with, and the tags that it hands over."""
+        """The expected state of a call's answer, and the tags that it delivers."""
         owner = self.owners[token]
         if owner.counter is None:
             return "fenced", []
@@ -151,7 +152,7 @@ class Books:
     # what a worker does with what it holds
 
     def answer(self, tag: str) -> str:
-        """What a transition of this tag is answered with."""
+        """The expected answer to a transition of this tag."""
         if tag in self.held:
             return "done"
         return "already" if self.owners[tag.partition(":")[0]].counter is not None else "refused"
@@ -167,14 +168,14 @@ class Books:
         self.waiting[message.task_id] = Waiting(message, list_name, earliest, latest)
 
     def take_slot(self, queue: str, due: int) -> int:
-        """The first time from `due` on that is a whole slot away from all that are taken; it is taken now."""
+        """Take the first time from `due` on that is a whole slot away from all taken ones."""
         taken = self.slots.setdefault(queue, [])
         found = [due, *(each + HOUR for each in taken)]
         taken.append(min(at for at in found if at >= due and all(abs(at - each) >= HOUR for each in taken)))
         return taken[-1]
 
     def taken(self, queue: str) -> list[tuple[int, int]]:
-        """The stretches of time that are taken, the earliest first; what no slot fits between counts as taken."""
+        """The taken stretches of time, the earliest first; a gap that is too short for a slot counts as taken."""
         found: list[tuple[int, int]] = []
         for at in sorted(self.slots.get(queue, [])):
             if found and at - found[-1][1] < HOUR:
@@ -195,7 +196,7 @@ class Books:
         self.note(message, "dead_lettered", reason)
 
     def recover(self, tag: str, earliest: int, latest: int) -> None:
-        """What a dead worker held: a suspect goes back, what had started is counted, what was acknowledged early has died."""
+        """A dead worker's message: a suspect goes back, a started task is counted, an early acknowledged one has died."""
         taken = self.held[tag]
         message = taken.message
         if taken.start == "accepted" or (taken.start and message.attempt + 1 >= MAX_ATTEMPTS):

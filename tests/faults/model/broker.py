@@ -1,4 +1,4 @@
-"""The model's broker: a real server, what the model asks of it, and everything that it holds, read in one step."""
+"""The model's broker: a real server, the model's calls to it, and all its content, read in one step."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ POLICY = {
 
 @dataclass(frozen=True)
 class Seen:
-    """What the broker holds: task ids by list (the oldest first), by tag, and by list and due time; and its own lists of them."""
+    """The content of the broker: task ids by list (the oldest first), by tag, and by list and due time; and its own key lists."""
 
     lists: dict[str, list[str]]
     held: dict[str, str]
@@ -59,7 +59,7 @@ class Seen:
 
 
 class Broker:
-    """A server of the model's own, empty when it begins."""
+    """A server only for the model, empty at its start."""
 
     def __init__(self, server: Server) -> None:
         self.app = Celery("model", broker=server.url, set_as_current=False)
@@ -96,7 +96,7 @@ class Broker:
         )
 
     def evict(self, queue: str, most: int) -> int:
-        """As the keeper of the queue does; how many went."""
+        """Evict, as the keeper of the queue does; returns how many."""
         known: tuple[int, bytes] | None = None
         count = 0
         while True:
@@ -108,7 +108,7 @@ class Broker:
             known = at, raw
 
     def evict_wrongly(self, queue: str, place: int, raw: bytes) -> str:
-        """Ask for the eviction of a message that is not the oldest; the answer."""
+        """Ask for the eviction of a message that is not the oldest; returns the answer."""
         known = (5 + place, raw)
         return evict_oldest(self.client, self.keys, queue, most=0, known=known, eviction=self._letter_of(queue, raw))[0]
 
@@ -130,7 +130,7 @@ class Broker:
         return state.decode(), {tag.decode(): raw for tag, raw in zip(batch[::3], raws, strict=True)}
 
     def look(self) -> Seen:
-        """Everything, at one moment."""
+        """Read everything at one moment."""
         keys = self.keys
         names = [*LISTS["orders"], *LISTS["bounded"], *LETTERS]
         with self.client.pipeline() as pipe:

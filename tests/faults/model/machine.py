@@ -1,4 +1,4 @@
-"""The state machine: steps drawn by Hypothesis, each asked of the broker and told to the books, which must agree after it."""
+"""The state machine: Hypothesis draws steps; each is done on the broker and in the books, which must agree after it."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ __all__ = ["Machine"]
 
 QUEUES = st.sampled_from(sorted(LISTS))
 PRIORITIES = st.sampled_from([0, 0, 9])
-#: Which of the things that there are: the steps take it modulo their number.
+#: An index into the existing things: the steps take it modulo their number.
 WHICH = st.integers(0, 30)
 HOURS = st.integers(1, 4)
 MAX_LIVING = 3
-#: What `advance` adds, so that what is due in an hour is past its time an hour later (ms).
+#: What `advance` adds, so that a message that is due in an hour is overdue afterwards (ms).
 MARGIN = 10_000
 
 
@@ -61,7 +61,7 @@ class Machine(RuleBasedStateMachine):
     # choosing
 
     def _tag(self, which: int) -> str:
-        """A tag that was ever minted: one that is held as often as not."""
+        """A tag that was ever created; every second time one that is held."""
         tags = list(self.raws) if which % 2 else list(self.books.held) or list(self.raws)
         return tags[which // 2 % len(tags)]
 
@@ -73,7 +73,7 @@ class Machine(RuleBasedStateMachine):
         return next(each for each in self.books.messages if each.task_id == task_id)
 
     def _letter(self, which: int) -> tuple[str, bytes, Message]:
-        """A letter that lies there, as an operator sees it; or one that was seen once, and is now perhaps gone."""
+        """A dead letter in the queue, as an operator sees it; or one that was seen before, and is perhaps gone."""
         lying = [(name, message) for name in LETTERS for message in self.books.at(name)]
         if lying and (which % 4 or not self.letters):
             name, message = lying[which % len(lying)]
@@ -88,14 +88,14 @@ class Machine(RuleBasedStateMachine):
 
     @rule(queue=QUEUES, priority=PRIORITIES, announced=st.booleans())
     def publish(self, queue: str, priority: int, *, announced: bool) -> None:
-        """One of our producers, or a plain one, that knows of no bounds."""
+        """Publish, by one of our producers, or by a plain one, which knows no bounds."""
         message = self._new(queue, priority)
         (self.broker.publish if announced else self.broker.push)(message, priority)
         self.books.publish(message, announced=announced)
 
     @rule(priority=PRIORITIES, refuses=st.booleans(), is_dated=st.booleans())
     def publish_within(self, priority: int, *, refuses: bool, is_dated: bool) -> None:
-        """A publication to a queue with a length: the oldest makes room, or nothing happens."""
+        """Publish to a queue with a maximum length: the oldest makes room, or nothing happens."""
         message, full = self._new("bounded", priority), self.books.length("bounded") >= MAX_LENGTH
         if full and refuses:
             with pytest.raises(QueueFull):
@@ -110,7 +110,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(most=st.integers(0, 4))
     def evict(self, most: int) -> None:
-        """The keeper of a queue: exactly what is too much goes, the oldest first."""
+        """The keeper of a queue evicts exactly what is too much, the oldest first."""
         count = max(self.books.length("bounded") - most, 0)
         announced = {each: self._is_announced(each) for name in LISTS["bounded"] for each in self.books.at(name)}
         assert self.broker.evict("bounded", most) == count
@@ -121,7 +121,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.books.length("bounded") > 1)
     @rule(which=WHICH)
     def evict_another(self, which: int) -> None:
-        """Only the oldest is ever evicted, whatever the keeper took for it."""
+        """Only the oldest is ever evicted, even if the keeper asks for another one."""
         found = [(place, each) for place, name in enumerate(LISTS["bounded"]) for each in self.books.at(name)]
         place, message = found[which % len(found)]
         if message is not self.books.oldest("bounded"):
@@ -133,11 +133,11 @@ class Machine(RuleBasedStateMachine):
         return Message(f"m{len(self.books.messages)}", queue, name)
 
     def _is_announced(self, message: Message) -> bool:
-        """Whether its arrival is in the books, or its envelope says that it was met before."""
+        """Whether its arrival is in the books, or its envelope says that it was received before."""
         return _is_announced(self.broker.raw_of(message.list_name, message.task_id))
 
     def _note_arrival(self, tag: str) -> None:
-        """Whoever recovers a message records its arrival, where nobody can tell that the dead worker has."""
+        """A recoverer records a message's arrival if it is not known whether the dead worker has."""
         if not _is_announced(self.raws[tag]):
             self.books.note(self._message_of(tag), "received", "unannounced")
 
@@ -154,7 +154,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.books.owners)
     @rule(which=WHICH)
     def renew(self, which: int) -> None:
-        """A worker says that it lives; one that is fenced learns of it."""
+        """A worker renews its lease; a fenced one learns of that."""
         token = self._any(list(self.books.owners), which)
         owner = self.books.owners[token]
         assert (self.transport.leases.renew(token) is not None) == (owner.counter is not None)
@@ -164,7 +164,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.books.owners)
     @rule(which=WHICH, back=st.sampled_from([0, 0, 1]))
     def fence(self, which: int, back: int) -> None:
-        """A worker is taken for dead, by what was seen of its counter; it may have moved since."""
+        """A worker is fenced because of its last seen counter, which may have moved since."""
         token = self._any(self._living() or list(self.books.owners), which)
         counter = (self.books.owners[token].counter or 0) - back
         assert self.transport.leases.fence(token, str(counter).encode()) == self.books.fence(token, counter)
@@ -172,7 +172,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.books.owners)
     @rule(which=WHICH)
     def unregister(self, which: int) -> None:
-        """A worker ends that holds nothing; its token is nobody's any more."""
+        """A worker that holds nothing ends; its token is free."""
         token = self._any(list(self.books.owners), which)
         if not self.books.held_by(token) and which % 3 == 0:
             self.transport.leases.unregister(token)
@@ -189,7 +189,7 @@ class Machine(RuleBasedStateMachine):
         token=st.just(""),
     )
     def receive(self, *, which: int, ahead: int, budget: int, turn: int, queues: tuple[str, ...], room: int, token: str) -> None:
-        """A worker asks for messages: its next call, a repeat, or one that was overtaken; of a living worker or a fenced one."""
+        """A worker asks for messages, living or fenced: its next call, a repeat, or one that was overtaken."""
         if not token:
             token = self._any((which % 5 and self._living()) or list(self.books.owners), which)
         number = self.books.owners[token].number + ahead
@@ -200,7 +200,7 @@ class Machine(RuleBasedStateMachine):
         assert (state, list(batch)) == expected
         self.raws.update(batch)
 
-    # what a worker does with what it holds, or held once
+    # what a worker does with messages that it holds, or held before
 
     @precondition(lambda self: self.raws)
     @rule(which=WHICH, outcome=st.sampled_from([Outcome.SUCCEEDED, Outcome.IGNORED]), twice=st.booleans())
@@ -212,14 +212,14 @@ class Machine(RuleBasedStateMachine):
 
     @rule()
     def record(self) -> None:
-        """An event alone: nothing is held, nothing moves."""
+        """Record an event without a message."""
         self.transport.acknowledge("", Event(task_id="none", outcome=Outcome.RECEIVED))
         self.books.events.append(("none", "received", ""))
 
     @precondition(lambda self: self.raws)
     @rule(which=WHICH, hours=HOURS, twice=st.booleans(), until=st.booleans())
     def delay(self, which: int, hours: int, *, twice: bool, until: bool) -> None:
-        """The message waits, for so long or until then."""
+        """The message waits for a duration, or until a time."""
         self._delay(self._tag(which), hours, until=until, twice=twice)
 
     def _delay(self, tag: str, hours: int, *, until: bool, twice: bool) -> None:
@@ -261,7 +261,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.raws)
     @rule(which=WHICH, first=st.booleans(), over=st.booleans(), twice=st.booleans())
     def requeue(self, which: int, *, first: bool, over: bool, twice: bool) -> None:
-        """The message goes straight back: there is no delay, or its due time is over."""
+        """The message goes back at once: it has no delay, or is due already."""
         tag = self._tag(which)
         message = self._message_of(tag)
         when: dict[str, Any] = {"due_ms": self.transport.now_ms()} if over else {"delay_ms": 0}
@@ -275,7 +275,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.raws)
     @rule(which=WHICH, away=st.booleans(), must_exist=st.booleans(), twice=st.booleans())
     def dead_letter(self, which: int, *, away: bool, must_exist: bool, twice: bool) -> None:
-        """The message dies, into its own dead-letter queue or another; not where that must be there and is not."""
+        """The message dies, into its own dead-letter queue or another; it stays if that queue must exist and does not."""
         tag = self._tag(which)
         message = self._message_of(tag)
         target = "DLQ.away" if away else f"DLQ.{message.queue}"
@@ -295,7 +295,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.raws)
     @rule(which=WHICH, accepted=st.booleans(), twice=st.booleans())
     def start(self, which: int, *, accepted: bool, twice: bool) -> None:
-        """The message is about to run, or acknowledged early: only where it is held, and as often as it is said."""
+        """A start, or an early acknowledgement, is recorded: only if the message is held; repeats change nothing."""
         tag = self._tag(which)
         for _ in range(1 + twice):
             answer = (self.transport.accept if accepted else self.transport.start)(tag)
@@ -306,7 +306,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.raws)
     @rule(which=st.lists(WHICH, min_size=1, max_size=4, unique=True), twice=st.booleans())
     def release(self, which: Sequence[int], *, twice: bool) -> None:
-        """Several messages go back as they were, into their order; what is not held any more is passed over."""
+        """Several messages go back unchanged, in their order; messages that are no longer held are skipped."""
         tags = {self._tag(each) for each in which}
         held = [self._held(tag) for tag in tags]
         going = sorted(tags & self.books.held.keys(), key=_number, reverse=True)
@@ -345,7 +345,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule()
     def recover_all(self) -> None:
-        """The recoverer: whatever fenced workers held has a future, and their tokens are forgotten."""
+        """The recoverer decides about all messages of fenced workers, and forgets their tokens."""
         before = self.transport.now_ms()
         Recoverer(self.broker.install).step()
         for token, owner in self.books.owners.items():
@@ -358,7 +358,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: any(owner.recovering for owner in self.books.owners.values()) and self.raws)
     @rule(which=WHICH)
     def recover_one(self, which: int) -> None:
-        """A recoverer that ends half-way; or a second one, that comes when the message has a future already."""
+        """A recoverer ends half-way, or a second one comes when the message was recovered already."""
         fenced = [token for token, owner in self.books.owners.items() if owner.recovering]
         tags = [tag for tag in self.raws if tag.partition(":")[0] in fenced]
         if not tags:
@@ -375,14 +375,14 @@ class Machine(RuleBasedStateMachine):
 
     @rule(limit=st.integers(1, 4))
     def promote(self, limit: int) -> None:
-        """The dispatcher: what is due goes to its list, the earliest first, so many for each list; nothing is early."""
+        """The dispatcher moves due messages to their lists, the earliest first, so many for each list; none is early."""
         moved, missing, wait = self.transport.stores.promote(limit)
         seen, now, count = self.broker.look(), self.transport.now_ms(), 0
         for name in (each for names in LISTS.values() for each in names):
             due = self.books.due(name, now)[:limit]
             behind = seen.lists[name][len(self.books.at(name)) :]
             dues = {each.message.task_id: each for each in self.books.due(name, now)}
-            assert [dues[task_id].earliest for task_id in behind] == [each.earliest for each in due]  # in any order where equal
+            assert [dues[task_id].earliest for task_id in behind] == [each.earliest for each in due]  # equal due times in any order
             for task_id in behind:
                 self.books.promote(dues[task_id])
             count += len(due)
@@ -391,7 +391,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(hours=st.lists(HOURS, min_size=2, max_size=3), behind=st.booleans())
     def several_wait(self, hours: list[int], *, behind: bool) -> None:
-        """A worker that is new takes several messages and delays each; perhaps another message comes behind them."""
+        """A new worker takes several messages and delays each; perhaps another message follows them."""
         token = f"v{len(self.books.owners)}"
         self.transport.leases.register(token, {"worker": f"{token}@model"})
         self.books.owners[token] = Owner()
@@ -405,7 +405,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(hours=HOURS, limit=st.integers(0, 3))
     def advance(self, hours: int, limit: int) -> None:
-        """Time moves on; perhaps the dispatcher wakes at once."""
+        """Time advances; perhaps the dispatcher runs at once."""
         self._advance(hours)
         if limit:
             self.promote(limit)
@@ -419,7 +419,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.stored)
     @rule(which=WHICH, twice=st.booleans())
     def cancel(self, which: int, *, twice: bool) -> None:
-        """An operator takes a message out of the delay store; perhaps it has left already."""
+        """An operator cancels a message in the delay store, which perhaps has left already."""
         name, ident, message = self._any(self.stored, which)
         for _ in range(1 + twice):
             waits = self._waits(ident)
@@ -448,7 +448,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.stored)
     @rule(which=WHICH)
     def hand_back(self, which: int) -> None:
-        """The messages of the delay store are handed to plain workers, who wait for the ETA themselves."""
+        """The delayed messages go back to plain workers, which wait for the ETA themselves."""
         name, ident, message = self._any(self.stored, which)
         waits = self._waits(ident)
         raw: Any = self.broker.client.hget(self.broker.keys.waiting(name), ident) or b""
@@ -459,7 +459,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.stored)
     @rule(which=WHICH)
     def find(self, which: int) -> None:
-        """An operator asks where a task waits: in whichever list's delay store, or nowhere."""
+        """An operator asks in which list's delay store a task waits, if any."""
         name, ident, message = self._any(self.stored, which)
         found = [(each.list_name, each.ident) for each in RedisDelayStore(self.transport).of_task(message.task_id)]
         assert len(found) == (message.task_id in self.books.waiting)
@@ -473,7 +473,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.letters or any(self.books.at(name) for name in LETTERS))
     @rule(which=WHICH, twice=st.booleans(), crowded=st.booleans())
     def redrive(self, which: int, *, twice: bool, crowded: bool) -> None:
-        """A letter goes back to its origin for another life, once, behind whatever waits there."""
+        """A dead letter goes back to its origin for another life, once, behind all waiting messages."""
         name, raw, message = self._letter(which)
         if crowded:
             self.publish(message.queue, 0 if message.list_name == message.queue else 9, announced=True)
@@ -492,7 +492,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.letters or any(self.books.at(name) for name in LETTERS))
     @rule(which=WHICH, down_to=st.sampled_from([None, 0, 1, 2]))
     def purge(self, which: int, down_to: int | None) -> None:
-        """A letter is removed for good; not where its queue is short enough."""
+        """A dead letter is purged, unless its queue is short enough."""
         name, raw, message = self._letter(which)
         is_there = self._letter_is_there(name, raw, message) and (down_to is None or len(self.books.at(name)) > down_to)
         event = event_of(message, Outcome.PURGED)
@@ -505,7 +505,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.letters or any(self.books.at(name) for name in LETTERS))
     @rule(which=WHICH, into=st.sampled_from(LETTERS))
     def move(self, which: int, into: str) -> None:
-        """A letter goes to another dead-letter queue: two events, of its leaving and of its death there."""
+        """A dead letter goes to another dead-letter queue: two events, for its leaving and its death there."""
         name, raw, message = self._letter(which)
         if name == into:
             return
@@ -527,7 +527,7 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def the_broker_agrees(self) -> None:
-        """Each message is in one place, the one that the books say, in its order; and the log has one line for each step."""
+        """Each message is in the one place that the books say, in order; and the log has one event for each step."""
         books, seen = self.books, self.broker.look()
         assert seen.lists == {name: [each.task_id for each in books.lists.get(name, [])] for name in seen.lists}
         assert seen.held == {tag: taken.message.task_id for tag, taken in books.held.items()}
@@ -536,7 +536,7 @@ class Machine(RuleBasedStateMachine):
         owners = books.owners.items()
         assert seen.leases == {token: owner.counter for token, owner in owners if owner.counter is not None}
         assert seen.recovering == {token for token, owner in owners if owner.recovering}
-        assert seen.index <= seen.held.keys()  # a move that was not carried out has taken it from there already
+        assert seen.index <= seen.held.keys()  # a move that was refused has taken it from there already
         assert seen.starts == {tag for tag, taken in books.held.items() if taken.start}
         assert seen.tasks == {f"{seen.idents[task_id]}{SEPARATOR}{name}" for task_id, (name, _) in seen.waiting.items()}
         first: dict[str, int] = {}
@@ -547,7 +547,7 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_lost_or_doubled(self) -> None:
-        """Whatever was published is in exactly one place."""
+        """Each published message is in exactly one place."""
         places = Counter(self.books.places())
         assert places == Counter(message.task_id for message in self.books.messages)
 

@@ -1,4 +1,4 @@
-"""The scripts against a model of themselves: after every step each message is in one place, the one that the model says.
+"""The scripts against a model: after every step each message is in the one place that the model says.
 
 Hypothesis draws the steps: publications, receives and their repeats, transitions of living, stalled and fenced owners, calls made
 twice, the dispatcher, the recoverer, operators. `MODEL_EXAMPLES=5000` draws so many runs.

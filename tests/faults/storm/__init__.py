@@ -1,1 +1,1 @@
-"""Tests of many kills in a row."""
+"""Tests with many kills in a row."""

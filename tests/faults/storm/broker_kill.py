@@ -1,8 +1,8 @@
 """What a SIGKILL of the RabbitMQ node undoes: `python -m tests.faults.storm.broker_kill --way tx --queue quorum --rounds 8`.
 
-Messages are moved from one queue to another, 64 at a time: in AMQP transactions, each with an event (`tx`), or published, confirmed
-and then acknowledged (`confirm`), in the product's order. The node dies at a moment that a seed draws, and comes back. Counted are
-the messages in neither queue (lost), and those in both, which were moved and came back all the same.
+Messages are moved from one queue to another, 64 at a time: in AMQP transactions, each with an event (`tx`), or published,
+confirmed and then acknowledged (`confirm`), in the product's order. The node dies at a moment that a seed draws, and is started
+again. The command counts messages in neither queue (lost), and messages in both, which were moved and came back.
 
 `--way new --age 0` asks something else: how many of 30 confirmed messages are lost in a durable queue that is so many seconds old.
 """
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from tests.support.rabbit import Rabbit
 
-#: Messages of a round, and how many go together.
+#: Messages of a round, and of a group that moves together.
 MESSAGES, TOGETHER = 3000, 64
 #: Seconds from the first move to the kill.
 SOONEST, LATEST = 0.15, 0.6
@@ -40,7 +40,7 @@ BODY, EVENT = b"x" * 900, b"e" * 300
 
 @contextmanager
 def channels(rabbit: Rabbit) -> Iterator[tuple[Any, Any, set[int]]]:
-    """A channel that receives, one that publishes with confirms, and what is not confirmed there."""
+    """A channel that receives, one that publishes with confirms, and the set of its unconfirmed messages."""
     with rabbit.connection() as kombu:
         kombu.connect()
         connection = kombu.connection
@@ -64,7 +64,7 @@ def publish(channel: Any, bodies: dict[str, bytes], queue: str, opened: set[int]
 
 
 def move(rabbit: Rabbit, way: str, queues: tuple[str, str, str]) -> int:
-    """Move all, until the node dies; how many were moved, as far as the mover knows."""
+    """Move all until the node dies; returns how many were moved, as far as the mover knows."""
     source, target, events = queues
     moved = 0
     with suppress(amqp.AMQPError, OSError), channels(rabbit) as (receiving, publishing, opened):
@@ -93,7 +93,7 @@ def move(rabbit: Rabbit, way: str, queues: tuple[str, str, str]) -> int:
 
 
 def ids(rabbit: Rabbit, queue: str) -> set[str]:
-    """Whose ids are in a queue."""
+    """The ids of the messages in a queue."""
     with rabbit.connection() as connection:
         channel, found = connection.default_channel, set()
         while (message := channel.basic_get(queue, no_ack=True)) is not None:
@@ -102,7 +102,7 @@ def ids(rabbit: Rabbit, queue: str) -> set[str]:
 
 
 def answers(rabbit: Rabbit, queues: tuple[str, ...]) -> bool:
-    """Whether the node and these queues are back."""
+    """Whether the node and these queues answer again."""
     try:
         return all(rabbit.depth(queue) is not None for queue in queues)
     except (OperationalError, amqp.AMQPError, OSError):
@@ -133,7 +133,7 @@ def forgotten(rabbit: Rabbit, number: int, age: float) -> dict[str, int]:
     with channels(rabbit) as (_, publishing, opened):
         publishing.queue_declare(queue, durable=True, auto_delete=False)
         publish(publishing, dict.fromkeys(names, BODY), queue, opened, 1)
-        time.sleep(age)  # what is asked for
+        time.sleep(age)  # the command line
         rabbit.node.kill()
     rabbit.node.start()
     return {"lost": len(names) - (rabbit.depth(queue) or 0)}

@@ -115,7 +115,7 @@ class Storm:
         assert not set(self.recorded) - there - set(behind)
 
     def written(self, known: dict[str, list[str]]) -> list[str]:
-        """The ids of all events in files that a commit names, each as often as it was written."""
+        """The ids of all events in committed files, each as often as it was written."""
         for file in self.committed():
             if file not in known:
                 filesystem, path = tables.resolve(below(self.to, file))
@@ -138,7 +138,7 @@ class Storm:
         return [f"{hour}/{name}" for hour in hours for name in names(below(self.to, hour))]
 
     def books(self, spark: SparkSession, folder: Path) -> Summary:
-        """Reconcile what was exported, beside an empty inventory; `folder` is for what that needs."""
+        """Reconcile the exported events with an empty inventory; `folder` is for the outputs."""
         from redelivery.workers.reconciliation.job import Books, reconcile  # noqa: PLC0415 - few storms end in the books
 
         filesystem, path = tables.resolve(self.to)
@@ -164,7 +164,7 @@ class Storm:
             seen |= {f"{name} {each}" for each in those}
 
     def _wait(self, commits: int, moment: str, seconds: float) -> None:
-        """Wait for so many commits, and then so long, or for this moment to come."""
+        """Wait for so many commits and then so long, or for the given moment."""
         for _ in range(commits):
             self._until_there_is_more(self.commits)
         if moment == "any":
@@ -173,7 +173,7 @@ class Storm:
             self._until_there_is_more(self.files if moment == "file" else self.commits)
 
     def _until_there_is_more(self, look: Callable[[], list[str]], seconds: float = 20) -> None:
-        """What is killed is killed while it works: this makes no pause, and ends too where the log is empty."""
+        """Wait until the exporter works, so that the kill meets work; ends also if the log is empty."""
         before, deadline = set(look()), time.monotonic() + seconds
         while not set(look()) - before and time.monotonic() < deadline and self.server.client.xlen(KEYS.outcomes):
             pass

@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 ENDS = {Outcome.SUCCEEDED, Outcome.DEAD_LETTERED}
 POLICY: dict[str, Any] = {"redelivery_delay": 0.2, "redelivery_delay_multiplier": 1.0}
 QUORUM = {"task_default_queue_type": "quorum", "task_create_missing_queue_type": "quorum"}
-#: Seconds that nothing may happen in before the storm is over, and that this is waited for.
+#: Seconds without any event after which the storm is over, and the longest wait for that.
 QUIET, TIMEOUT = 8.0, 900.0
-#: Seconds before the node may die: RabbitMQ 3.10 does not find the leader of a quorum queue again that was just made.
+#: Seconds before the node may die: RabbitMQ 3.10 does not find the leader of a new quorum queue again.
 YOUNG = 20.0
-#: Seconds between two kills at the most, a worker's start besides.
+#: The most seconds between two kills, besides a worker's start.
 MAX_LIFE = 0.6
 
 
@@ -54,7 +54,7 @@ def storm(
     is_quorum: bool = False,
     kill_node: int = 0,
 ) -> dict[str, Any]:
-    """Publish, kill, wait until all is quiet, count. Raises `AssertionError` where a task has no end."""
+    """Publish, kill, wait until all is quiet, and count. Raises `AssertionError` if a task has no end."""
     chance = random.Random(seed)  # noqa: S311 - a scenario, no secret
     conf: dict[str, Any] = {"broker_transport_options": {"confirm_publish": True}, **(QUORUM if is_quorum else {})}
     here = Shop(cast("Any", rabbit), folder, settings={"queues": {"#": {**POLICY, "max_delivery_attempts": attempts}}}, conf=conf)
@@ -87,7 +87,7 @@ def _publish(here: Shop, chance: random.Random) -> str:
 
 
 def _wait_for_quiet(here: Shop, ids: Sequence[str]) -> None:
-    """Until each task has ended, and nothing has happened for a while, and nothing is left: what a fork left has ended as well."""
+    """Wait until each task has ended, nothing has happened for a while, and no message is left, not even a second copy."""
     deadline, counted, since = time.monotonic() + TIMEOUT, -1, time.monotonic()
     while time.monotonic() - since < QUIET:
         if len(here.events) != counted or here.leftovers():
@@ -95,7 +95,7 @@ def _wait_for_quiet(here: Shop, ids: Sequence[str]) -> None:
         missing = len(set(ids) - {event.task_id for event in here.events if event.outcome in ENDS})
         since = time.monotonic() if missing else since
         assert time.monotonic() < deadline, f"{missing} tasks have no end, and this is left: {here.leftovers()}"
-        time.sleep(0.5)  # other processes' doing can only be looked for
+        time.sleep(0.5)  # other processes cannot notify us
 
 
 def _counted(here: Shop, rabbit: Rabbit, attempts: int) -> dict[str, Any]:
@@ -121,7 +121,7 @@ def _counted(here: Shop, rabbit: Rabbit, attempts: int) -> dict[str, Any]:
 
 
 def _life(letter: dict[str, Any]) -> tuple[str, int, int, str]:
-    """The life that a letter is of."""
+    """The life to which a dead letter belongs."""
     read = Letter.of(json.dumps(letter).encode())
     return read.task_id, read.nesting, read.generation, read.envelope.life_queue("celery")
 

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Storm"]
 
-#: What a worker is told, and in which order.
+#: The signals that a worker gets, in this order.
 SIGNALS = {
     "quit": (signal.SIGQUIT,),
     "int": (signal.SIGINT, signal.SIGINT),
@@ -51,17 +51,17 @@ SIGNALS = {
 }
 #: Seconds of a soft shutdown, of a long task, and for a stop beyond its tasks' time.
 SOFT, NAP, SPARE = 1.0, 0.5, 5.0
-#: Seconds after which a stop is taken for one that never ends.
+#: Seconds after which a stop counts as one that never ends.
 NEVER = 30.0
 #: Messages that wait when a worker starts; which of them take a while; and the latest moments of the signals (seconds).
 WAITING, NAPS, LATEST, BETWEEN = 16, {7, 11, 15}, 0.6, 0.3
-#: Seconds of work that say how busy the machine is.
+#: Seconds of work that measure how busy the machine is.
 PACE = 0.2
 #: Seconds for a worker to receive its first task.
 TIMEOUT = 60.0
-#: Seconds for a broker to put back what a worker held.
+#: Seconds in which a broker must put back what a worker held.
 PUT_BACK = 20.0
-#: The app whose workers note what a signal has interrupted, and what a task ends with.
+#: The app whose workers note what a signal has interrupted, and how a task ends.
 MODULE, ENDS = "tests.support.stops.told_shop", {Outcome.SUCCEEDED, Outcome.DEAD_LETTERED}
 HEAD = (
     "| broker | pool | signal | bytes | rounds | half written | failed | median s | slowest s | tasks begun | begun twice | lost |"
@@ -72,7 +72,7 @@ BUSY = [sys.executable, "-c", "while True: pass"]
 
 @dataclass
 class Storm:
-    """The rounds of one kind; `took` are their seconds, `failed` says what was wrong with those that failed."""
+    """The rounds of one kind; `took` are their seconds, `failed` says what was wrong with the failed ones."""
 
     broker: Any
     sent: str
@@ -87,7 +87,7 @@ class Storm:
     lost: set[str] = field(default_factory=set)
 
     def allowed(self, share: float) -> float:
-        """Seconds: the tasks' time, and the spare where a process has this share of a core."""
+        """Seconds: the tasks' time, and the spare time for a process that gets this share of a core."""
         return SPARE / share + (SOFT if self.sent == "soft" else 0) + (NAP if self.pool == "threads" else 0)
 
     def rage(self, rounds: int, lanes: int, minutes: float) -> None:
@@ -101,9 +101,9 @@ class Storm:
             thread.join()
 
     def lane(self, number: int, rounds: int, until: float) -> None:
-        """So many rounds, one after the other, on a queue of their own; none begins after `until`."""
+        """So many rounds, one after the other, on their own queue; none begins after `until`."""
         conf: dict[str, Any] = {"worker_soft_shutdown_timeout": SOFT} if self.sent == "soft" else {}
-        chance = random.Random(f"{self.seed}:{number}")  # noqa: S311 - moments are no secrets
+        chance = random.Random(f"{self.seed}:{number}")  # noqa: S311 - random moments, no secrets
         with tempfile.TemporaryDirectory(prefix="rd-", ignore_cleanup_errors=True) as name:
             settings = {"queues": {"#": POLICY}}
             here = Shop(cast("Any", self.broker), Path(name), settings=settings, conf=conf, module=MODULE)
@@ -112,7 +112,7 @@ class Storm:
                     if time.monotonic() > until:
                         break
                     self.round(here, f"lane{number}", chance)
-            except Exception:  # noqa: BLE001 - whatever it is, the lane has failed, and the others go on
+            except Exception:  # noqa: BLE001 - after any error the lane has failed, and the others go on
                 self.failed.append(f"--- lane {number}\n{traceback.format_exc()}")
             finally:
                 here.stop()
@@ -121,7 +121,7 @@ class Storm:
             self.half_written += len({run["pid"] for run in runs if run.get("half_written")})
 
     def round(self, here: Shop, queue: str, chance: random.Random) -> None:
-        """One worker, from its start to its end, and what became of its tasks."""
+        """One worker, from its start to its end, and the ends of its tasks."""
         tasks = [("naps", NAP) if at in NAPS else ("ok", "x" * self.size) for at in range(WAITING)]
         ids = {str(here.app.send_task(f"tests.support.shop.{name}", (given,), queue=queue).id) for name, given in tasks}
         worker = here.start("-Q", queue, "-n", f"{queue}@shop", pool=self.pool, wait=False)
@@ -143,12 +143,12 @@ class Storm:
         self.lost |= self._missing(here, queue, ids)
 
     def _missing(self, here: Shop, queue: str, ids: set[str]) -> set[str]:
-        """Who of these has neither ended nor waits; a broker may take a moment to put back what a connection held that is gone."""
+        """Tasks that have neither ended nor wait; a broker may need a moment to put back what a closed connection held."""
         missing, deadline = set(ids), time.monotonic() + PUT_BACK
         while missing and time.monotonic() < deadline:
             missing -= {event.task_id for event in here.events if event.outcome in ENDS}
             missing -= set(taken(self.broker, queue))
-            time.sleep(0.05)  # the broker can only be asked
+            time.sleep(0.05)  # the broker cannot notify us
         return missing
 
     def _note(self, worker: Worker, seconds: float) -> None:
@@ -168,7 +168,7 @@ class Storm:
 
 
 def taken(broker: Any, queue: str) -> Iterator[str]:
-    """Empty a queue; the ids of what waited there."""
+    """Empty a queue; returns the ids of its messages."""
     with broker.connection() as connection:
         channel = connection.default_channel
         while True:
@@ -201,7 +201,7 @@ def broker_of(kind: str, folder: Path) -> Iterator[Any]:
 
 @contextmanager
 def load(count: int) -> Iterator[None]:
-    """Processes that do nothing but work."""
+    """Processes that keep the processor busy."""
     busy = [subprocess.Popen(BUSY) for _ in range(count)]
     try:
         yield
@@ -212,7 +212,7 @@ def load(count: int) -> Iterator[None]:
 
 
 def share() -> float:
-    """What a process that does nothing but work has of a core now: a worker's own part of a stop takes so much longer."""
+    """The share of a core that a busy process gets now: a worker's own part of a stop takes longer by that factor."""
     began, used = time.monotonic(), time.process_time()
     while time.process_time() - used < PACE:
         pass
@@ -220,7 +220,7 @@ def share() -> float:
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Run it; exit 1 where something is wrong."""
+    """Run it; exit 1 if something is wrong."""
     parser = argparse.ArgumentParser(prog="python -m tests.faults.storm.stop_storm", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--signal", choices=SIGNALS, default="quit")

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.xdist_group("spark")
 
 @pytest.mark.full
 def test_kills_lose_nothing_and_the_books_count_each_event_once(spark: SparkSession, server: Server, folder: Path) -> None:
-    """Five exporters, one after the other, each SIGKILLed while events are recorded; checked after each kill."""
+    """Five exporters in turn, each SIGKILLed while events are recorded; checked after each kill."""
     storm = Storm(server, str(folder / "out"), events=10_000)
     storm.rage(5)
     storm.finish()
@@ -37,7 +37,7 @@ def test_kills_lose_nothing_and_the_books_count_each_event_once(spark: SparkSess
 def test_kills_lose_nothing_in_a_store_that_has_no_rename(
     spark: SparkSession, server: Server, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Objects appear whole, and get their name by a copy: so it is on Azure without a hierarchical namespace."""
+    """Objects appear complete, and a copy gives them their name, as on Azure without a hierarchical namespace."""
     store = ObjectStore(folder / "store")
     monkeypatch.setattr("redelivery.workers.export.tables.resolve", store.resolve)
     code = f"from tests.support.books.object_store import install; install({str(store.folder)!r})\n{CODE}"

@@ -22,9 +22,9 @@ KILLS = 5
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("is_quorum", [False, True], ids=["classic", "quorum"])
 def test_a_worker_that_is_killed_leaves_no_task_two_lives(rabbit: Rabbit, folder: Path, *, is_quorum: bool) -> None:
-    """400 tasks: each has an end, none runs more often than its limit and one allow, and the journal was read whenever asked.
+    """400 tasks: each has an end, none runs more often than its limit and one more, and the journal was always readable.
 
-    Two dead letters remain where a worker dies before the event of the first is published: one batch at a kill, in few kills.
+    Two dead letters remain if a worker dies before the event of the first is published: one batch at a kill, in few kills.
     """
     made = storm(rabbit, folder, tasks=400, kills=KILLS, seed=seed(), is_quorum=is_quorum)
     assert (made["beyond_limit"], made["unread"]) == (0, 0), made

@@ -32,7 +32,7 @@ def redelivery(here: Shop, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def books(here: Shop, folder: Path) -> dict[str, Any]:
-    """Export, reconcile, and read the summary and the possible repeats."""
+    """Export, reconcile, and return the summary and the possible repeats."""
     for words in (
         ["inventory", "export", "--to", str(folder / "inventory")],
         ["outcomes", "export", "--to", str(folder / "outcomes")],
@@ -50,7 +50,7 @@ def books(here: Shop, folder: Path) -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_a_worker_killed_twenty_times_loses_nothing(shop: Callable[..., Shop], folder: Path) -> None:
-    """2,000 tasks; 60 s after the last kill each has ended in one outcome, and each that ran twice is a possible repeat."""
+    """2,000 tasks; 60 s after the last kill each has one outcome, and each that ran twice is listed as a possible repeat."""
     chance = random.Random(seed())  # noqa: S311 - a scenario, no secret
     here = shop(settings={"queues": {"#": {"redelivery_delay": 0.2, "max_delivery_attempts": 5}}})
     ids: list[str] = []
@@ -66,7 +66,7 @@ def test_a_worker_killed_twenty_times_loses_nothing(shop: Callable[..., Shop], f
         ended = {event.task_id for event in here.events if event.outcome in ENDED}
         return ended.issuperset(ids)
 
-    # A minute on a machine of its own; here other tests run beside it.
+    # A minute on an idle machine; here other tests run too.
     until(all_have_ended, 150 - (time.monotonic() - last_kill), f"all tasks of seed {seed()} to end")
     outcomes = Counter((event.task_id, event.generation) for event in here.events if event.outcome in ENDED)
     assert set(outcomes.values()) == {1}

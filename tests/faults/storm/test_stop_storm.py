@@ -1,4 +1,4 @@
-"""A few rounds of the storm of stops, and that it sees what it is there for."""
+"""A few rounds of the storm of stops, and tests that it detects failures."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROUNDS = 3
 
 
 def assert_all_well(storm: Storm) -> None:
-    """Each round ran, and ended in its time; nothing is lost, nothing is left on the broker, and no error was logged."""
+    """Each round ran, and ended in time; nothing is lost, nothing is left on the broker, and no error was logged."""
     assert (storm.failed, len(storm.took), storm.lost, storm.broker.leftovers()) == ([], ROUNDS, set(), {})
     assert storm.errors == {}
 
@@ -28,7 +28,7 @@ def assert_all_well(storm: Storm) -> None:
 @pytest.mark.parametrize("size", [1_000, 1_500_000])
 @pytest.mark.parametrize("sent", SIGNALS)
 def test_a_stop_ends_within_its_tasks_time_and_five_seconds(server: Server, sent: str, size: int) -> None:
-    """Whatever it interrupts, on processes."""
+    """Whatever the signal interrupts, with a pool of processes."""
     storm = Storm(server, sent, "prefork", size, seed())
     storm.rage(ROUNDS, 1, 10)
     assert_all_well(storm)
@@ -38,7 +38,7 @@ def test_a_stop_ends_within_its_tasks_time_and_five_seconds(server: Server, sent
 @pytest.mark.slow
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_a_stop_on_rabbitmq_ends_within_its_tasks_time_and_five_seconds(rabbit: Rabbit, pool: str) -> None:
-    """As on Redis."""
+    """The bound is the same as on Redis."""
     storm = Storm(rabbit, "term-quit", pool, 1_500_000, seed())
     storm.rage(ROUNDS, 1, 10)
     assert_all_well(storm)
@@ -47,7 +47,7 @@ def test_a_stop_on_rabbitmq_ends_within_its_tasks_time_and_five_seconds(rabbit: 
 def test_a_lane_that_fails_and_rounds_that_do_not_run_are_no_success(
     server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The first kind of failure was silent once, and so was the second."""
+    """Both kinds of failure must be reported and not pass unnoticed."""
     storm = Storm(server, "quit", "prefork", 1_000, 1)
     monkeypatch.setattr(Storm, "round", lambda *_: 1 / 0)
     storm.rage(2, 2, 1)

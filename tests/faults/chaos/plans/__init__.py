@@ -1,1 +1,1 @@
-"""The plans of the chaos runs: which process dies where, and the page that says what was hit."""
+"""The plans of the chaos runs: which process dies where, and the page with the hits."""

@@ -1,4 +1,4 @@
-"""The page: what a run has shown, as `docs/chaos.md` has it, between two marks that are left in place."""
+"""The figures of a run in `docs/chaos.md`, between two marks that stay in the page."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RABBITMQ = BEGIN.replace("chaos", "chaos --broker rabbitmq")
 
 
 def write(path: Path, figures: Mapping[str, Any]) -> None:
-    """Put the figures of a run into a page, between the marks of its broker. Raises `ValueError` where it has no place for them."""
+    """Put the figures of a run into a page, between the marks of its broker. Raises `ValueError` if the marks are missing."""
     mark = RABBITMQ if figures.get("broker") == "rabbitmq" else BEGIN
     text = path.read_text("utf-8")
     before, begin, rest = text.partition(mark)
@@ -29,7 +29,7 @@ def write(path: Path, figures: Mapping[str, Any]) -> None:
 
 
 def section(figures: Mapping[str, Any]) -> str:
-    """The figures of a run as Markdown: what came of it, and how often each process was killed at each of its steps."""
+    """The figures of a run as Markdown: its result, and how often each process was killed at each of its steps."""
     steps: dict[str, dict[str, dict[str, int]]] = defaultdict(lambda: defaultdict(dict))
     elsewhere: dict[str, int] = defaultdict(int)
     for name, count in figures["by_boundary"].items():
@@ -70,7 +70,7 @@ def _by_kind(faults: Mapping[str, int]) -> str:
 
 
 def _ended_twice(figures: Mapping[str, Any]) -> dict[str, Any]:
-    """What did not end exactly once: nothing at all, or, where a transition is several steps, what the books have a word for."""
+    """The lives that did not end exactly once; if a transition has several steps, the books must have a word for each."""
     if "named" not in figures:
         return {"ended twice": figures["duplicated"]}
     return {
@@ -83,7 +83,7 @@ def _ended_twice(figures: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_kills(text: str, mark: str = BEGIN) -> dict[str, int]:
-    """The kills at boundaries that a page tells of behind this mark: `<role>:<boundary>`, and how many."""
+    """The kills at boundaries in a page after this mark: `<role>:<boundary>`, and how many."""
     kills: dict[str, int] = {}
     figures = text.partition(mark)[2].partition(END)[0]
     for role, its in re.findall(r"^\| (\w+) \| \d+ \| (`.*) \|$", figures, re.MULTILINE):

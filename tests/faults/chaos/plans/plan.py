@@ -1,6 +1,6 @@
-"""The plan: which process dies where, so that every boundary is come to often enough with a message in hand.
+"""The plan: which process dies where, so that every boundary is reached often enough while a message is in hand.
 
-A seed makes the order repeatable; what a run makes of it is not, because real processes and a real broker answer in their own time.
+A seed makes the orders repeatable, but not the run, because real processes and a real broker answer in their own time.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ __all__ = ["BOUNDARIES", "FILE", "Plan", "around"]
 
 
 def around(*steps: str) -> tuple[str, ...]:
-    """Both sides of each step."""
+    """Both boundaries of each step."""
     return tuple(f"{step}.{side}" for step in steps for side in ("before", "after"))
 
 
-#: A file is written as a whole, and named when its bytes are on the disk; behind that, nothing is left but to say so.
+#: A file is written as a whole, and named when its bytes are on the disk; afterwards only the report is left.
 FILE = ("write.before", "name.before", "write.after")
 #: Nobody waits for the answers to these, in a worker with an event loop.
 UNDER_WAY = ("acknowledge.asked", "defer.asked")
-#: Who can be killed where. What a worker's pool child does is in `child`; commands are killed in the steps that they are there for.
+#: Which roles can be killed where. The steps of a pool child are in `child`; commands are killed in their main steps.
 BOUNDARIES: dict[str, tuple[str, ...]] = {
     "worker": (
         *around("receive", "hand_over", "acknowledge", "defer", "dead_letter", "start", "accept", "release"),
@@ -48,13 +48,13 @@ BOUNDARIES: dict[str, tuple[str, ...]] = {
     "inventory": FILE,
     "leave": around("hand_back"),
 }
-#: Of these there are many in the life of a process that goes on: any of the first few may be the one.
+#: Steps that a long-running process reaches often: it dies at one of the first few.
 GOING_ON = {"worker", "producer"}
 FREQUENT = {"receive", "acknowledge", "defer", "hand_over", "publish", "run", "record", "announce"}
 
 
 class Plan:
-    """What is still to be hit. Boundaries are named `<role>:<boundary>`; `wanted` is how often each is to be."""
+    """Which boundaries must still be hit. They are named `<role>:<boundary>`; `wanted` is how often each must be hit."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Plan:
         self.given: Counter[str] = Counter()
 
     def next(self, role: str) -> Order | None:
-        """An order for a process of this role: of what is missing, what was given out least; None where nothing is missing."""
+        """An order for a process of this role: the missing boundary that was ordered least often; None if none is missing."""
         missing = [name for name in self.missing if name.startswith(f"{role}:")]
         if not missing:
             return None
@@ -82,11 +82,11 @@ class Plan:
         return Order(boundary, self.chance.randint(1, 6) if frequent else 1)
 
     def left(self, role: str) -> int:
-        """How many hits this role's boundaries lack."""
+        """How many hits are missing at this role's boundaries."""
         return sum(max(wanted - self.hits[name], 0) for name, wanted in self.wanted.items() if name.startswith(f"{role}:"))
 
     def lacks(self, *boundaries: str) -> bool:
-        """Whether any of these, as they are named here, has not been hit often enough; a step stands for both its sides."""
+        """Whether one of these boundaries needs more hits; the name of a step stands for both its boundaries."""
         return any(name.startswith(boundaries) for name in self.missing)
 
     def hit(self, role: str, boundary: str) -> None:
@@ -95,5 +95,5 @@ class Plan:
 
     @property
     def missing(self) -> list[str]:
-        """What has not been hit often enough."""
+        """The boundaries that have not been hit often enough."""
         return sorted(name for name, wanted in self.wanted.items() if self.hits[name] < wanted)

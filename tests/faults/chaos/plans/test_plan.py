@@ -1,6 +1,6 @@
-"""The plan of the chaos run names every step of the product: no script, no other call that changes the broker, no file without it.
+"""The plan of the chaos run names every step of the product: each script, each other call that changes the broker, each file.
 
-Each is looked for in the product's own text, so that what is added without a boundary fails here.
+They are looked for in the product's source, so that a new step without a boundary fails here.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from tests.support.servers import Server
 
-#: Scripts that are no step of the product's.
+#: Scripts that are not a step of a message.
 AN_OPERATION = "keeps an operation and moves no message: `test_operation_runs.py` kills its leaders"
 NO_STEP = {
     "advance": "moves time on in its users' tests",
@@ -31,14 +31,14 @@ NO_STEP = {
     "try_result": "a worker that starts stores a result that nobody asks for",
     **dict.fromkeys(("operation_begin", "operation_turn", "operation_report"), AN_OPERATION),
 }
-#: Where the product does without a script what kombu does, in kombu's name: no step, as kombu's own calls are none.
+#: Calls that do without a script what kombu does: like kombu's own calls, they are not a step.
 KOMBUS = {"middleware/brokers/redis/publishing/producer.py:_delete"}
-#: Where it changes what is no message and moves none: the function, and why a kill there loses nothing.
+#: Calls that change something else than messages: the function, and why a kill there loses nothing.
 NO_MESSAGES = {
     **dict.fromkeys((f"workers/brokers/redis/operations.py:{name}" for name in ("turn", "unended", "_forget")), AN_OPERATION),
     "middleware/brokers/redis/publishing/producer_clock.py:_compare": "notes a clock that is wrong, for the doctor",
 }
-#: Where it writes files: the function, and its step.
+#: The functions that write files, and their steps.
 FILES = {"workers/export/tables.py:_sink": "write", "workers/operations/letters/archive.py:_write_lines": "write"}
 #: Rooms without a message: the users' tests, the books (which read what was exported, and can be written anew), Spark's Java. And
 #: kombu's files, on which no chaos runs: what is written there becomes a message when it is whole (`test_generic_messages.py`).
@@ -48,7 +48,7 @@ WITHOUT_MESSAGES = (
     "workers/reconciliation/spark/java.py",
     "middleware/brokers/kombu/filesystem.py",
 )
-#: Commands whose names are also words of Python's: they count where a client is asked.
+#: Commands whose names are also names in Python: they count only if they are called on a client.
 ALSO_PYTHONS = {"append", "copy", "delete", "move", "rename", "restore", "set", "sort"}
 CLIENTS = {"client", "_client", "pipe", "redis"}
 
@@ -59,7 +59,7 @@ def steps() -> set[str]:
 
 
 def calls() -> Iterator[tuple[str, str, ast.Call]]:
-    """Every call in the rooms that have messages: `file:function`, the name of what is called, the call."""
+    """Every call in the packages that handle messages: `file:function`, the name of the called function, the call."""
     for room in ("middleware", "workers"):
         for path in sorted((ROOT / room).rglob("*.py")):
             name = str(path.relative_to(ROOT))
@@ -84,7 +84,7 @@ def receiver(call: ast.Call) -> str:
 
 
 def test_every_script_is_a_boundary() -> None:
-    """A script that is added without one is found here, and so is a script's file that nothing calls."""
+    """A new script without a boundary fails here, and so does a script file that nothing calls."""
     named = {call.args[0].value for _, name, call in calls() if name == "Script" and isinstance(call.args[0], ast.Constant)}
     scripts = (ROOT / "middleware" / "brokers" / "redis" / "lua").glob("*.lua")
     files = {path.stem for path in scripts if "-- Shared by" not in path.read_text("utf-8")}
@@ -93,7 +93,7 @@ def test_every_script_is_a_boundary() -> None:
 
 
 def test_every_other_call_that_changes_the_broker_is_a_boundary(server: Server) -> None:
-    """Which commands write is the server's word; the product calls them where no message moves, and nowhere else."""
+    """The server says which commands write; the product calls them outside its scripts only where no message moves."""
     described: Any = server.client.execute_command("COMMAND")
     writing = {name.lower() for name, facts in described.items() if "write" in map(_text, facts["flags"])}
     assert {"hset", "xadd", "zadd", "delete"} - writing == {"delete"}, "redis-py calls DEL by another name"
@@ -113,7 +113,7 @@ def _text(value: bytes | str) -> str:
 
 
 def test_every_file_that_is_written_is_a_boundary() -> None:
-    """A file that is opened for writing anywhere else would be one that no kill has ever cut short."""
+    """A file that is opened for writing elsewhere would never be interrupted by a kill."""
     found = set()
     for where, name, call in calls():
         modes = {each.value for each in [*call.args, *(word.value for word in call.keywords)] if isinstance(each, ast.Constant)}
@@ -125,7 +125,7 @@ def test_every_file_that_is_written_is_a_boundary() -> None:
 
 
 def test_an_order_is_for_what_is_missing_most() -> None:
-    """Orders go round what has not been hit often enough; where nothing is missing, nobody is told to die."""
+    """Orders go in turn to boundaries that need more hits; if none does, no process gets an order."""
     plan = Plan(1, 1, {"dispatcher:promote.before", "dispatcher:lead.after"})
     orders = [plan.next("dispatcher") for _ in range(4)]
     named = [str(order).partition(":")[0] for order in orders]
@@ -141,7 +141,7 @@ def test_an_order_is_for_what_is_missing_most() -> None:
 
 
 def test_the_page_has_a_run_that_hit_every_boundary_twenty_times() -> None:
-    """Of a thousand kills; a boundary that has been added since that run is named as such, until there is another run."""
+    """Of a thousand kills; a boundary that is newer than that run is marked as such, until the next run."""
     text = (ROOT / "docs" / "chaos.md").read_text("utf-8")
     (since,) = re.findall(r"^This run did not have these boundaries, which are newer: ((?:`[^`]*`[,\s]*)+)", text, re.MULTILINE)
     kills = read_kills(text)
@@ -177,7 +177,7 @@ def test_a_page_takes_the_figures_of_a_run(tmp_path: Path) -> None:
 
 
 def test_every_kind_of_fault_is_done_before_any_is_done_more_often_than_the_deck_has_it() -> None:
-    """In another order for another seed; what may not be done yet goes under the deck, and is done when it may."""
+    """Each seed gives another order; a fault that is not possible now goes to the end of the deck, and is done later."""
 
     class Told(Faults):
         young = True

@@ -1,7 +1,7 @@
 """The plan of the chaos run on RabbitMQ names every call of the product that changes that broker.
 
-The calls are looked for in the product's own text by the names that py-amqp and kombu have for them; what only asks (`passive`) is
-no change.
+The calls are looked for in the product's source, by their names in py-amqp and kombu; a call that only asks (`passive`) is no
+change.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CHANGES = {
     *("exchange_declare", "exchange_bind", "exchange_unbind", "exchange_delete"),
     *("tx_select", "tx_commit", "tx_rollback"),
 }
-#: Where it does: the function, and the steps that its calls belong to.
+#: The functions that call these methods, and the steps to which the calls belong.
 CALLS = {
     "middleware/brokers/rabbitmq/batch.py:_add": "publish_batch",
     "middleware/brokers/rabbitmq/channel.py:acknowledge": "acknowledge",
@@ -41,7 +41,7 @@ CALLS = {
     "workers/brokers/rabbitmq/outcome_log.py:__init__": "listen",
     "workers/brokers/rabbitmq/outcome_log.py:_lock": "lock",
 }
-#: Calls of Celery's own that pass through our channels, and what only listens to the log; a message is in nobody's hand there.
+#: Celery's own calls through our channels, and calls that only listen to the log: no message is in hand there.
 NO_STEP = {
     "middleware/brokers/rabbitmq/channel.py:basic_ack": "Celery's, where a message is not ours to end",
     "middleware/brokers/rabbitmq/channel.py:basic_reject": "as before",
@@ -79,14 +79,14 @@ def steps() -> set[str]:
 
 
 def test_every_call_that_changes_a_rabbitmq_is_a_boundary() -> None:
-    """One that is added without a step is found here, and so is a step whose call has gone."""
+    """A new call without a step fails here, and so does a step whose call is gone."""
     found = {where for where, name, call in calls() if name in CHANGES and not _only_asks(call)}
     assert found == CALLS.keys() | NO_STEP.keys()
     assert set(CALLS.values()) <= steps()
 
 
 def test_the_page_says_of_each_word_that_the_books_may_use_what_it_means_there() -> None:
-    """A verdict that the run allows, and the page does not explain, would hide a fault."""
+    """A verdict that the run allows but the page does not explain would hide a fault."""
     page = (ROOT / "docs" / "chaos.md").read_text("utf-8")
     assert [word for word in NAMED if f"`{word}`" not in page] == []
 
@@ -98,7 +98,7 @@ def _only_asks(call: ast.Call) -> bool:
 
 
 def test_the_page_has_a_run_of_five_hundred_kills_with_every_boundary_hit() -> None:
-    """Each boundary five times at the least, with a message in hand."""
+    """Each boundary is hit at least five times, with a message in hand."""
     kills = read_kills((ROOT / "docs" / "chaos.md").read_text("utf-8"), RABBITMQ)
     names = {f"{role}:{each}" for role, boundaries in BOUNDARIES.items() for each in boundaries}
     assert {name for name in names if kills.get(name, 0) < 5} == set()

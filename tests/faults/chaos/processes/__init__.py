@@ -1,1 +1,1 @@
-"""The processes of a chaos run, and what stands between them and the broker."""
+"""The processes of a chaos run, and the proxy between them and the broker."""

@@ -1,9 +1,9 @@
-"""Broken builds: mistakes that brokers and workers have made, put into processes of the tests, so that the harness must see them.
+"""Broken builds: known mistakes of brokers and workers, put into processes of the tests; the harness must detect them.
 
 - `pop_then_push`: messages are popped, and recorded as held in a second step (kombu's own way on Redis).
 - `acknowledge_then_record`: a message is ended, and its outcome recorded in a second step.
 - `no_owner_check`: a transition does not look whether the message is still its worker's.
-- `publish_after_acknowledge`: a message that is to be delivered again is ended first, and published in a second step.
+- `publish_after_acknowledge`: a message that must be delivered again is ended first, and published in a second step.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ __all__ = ["BUILDS", "install"]
 
 
 def install() -> None:
-    """Break this process as `CHAOS_BUILD` says, before the seam is put around it; nothing where it is not set."""
+    """Break this process as `CHAOS_BUILD` says, before the boundaries are installed; nothing if it is not set."""
     name = os.environ.get("CHAOS_BUILD", "")
     if name:
         BUILDS[name]()
 
 
 def _rewritten(broken: str, before: str, after: str) -> None:
-    """Have a script's file read otherwise than it is."""
+    """Replace text of a script's file when it is read."""
     read = scripts._file
 
     def _file(name: str) -> str:

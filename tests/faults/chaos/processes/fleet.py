@@ -1,7 +1,6 @@
-"""The fleet: a private broker behind a proxy, and the processes of a run, which a nursery forks.
+"""The fleet: a private broker behind a proxy, and the processes of a run, which the forking process (`nursery.py`) starts.
 
-It starts what it is told to, each process in a slot (`worker-0`, `dispatcher`, ...) and with its order, and counts the kills that
-no order asked for.
+Each process has a slot (`worker-0`, `dispatcher`, ...) and its order. The fleet also counts the kills that no order asked for.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["QUEUES", "Fleet", "Process"]
 
-#: Of the fleet's app; the last is the dead-letter queue that a handler consumes.
+#: The queues of the fleet's app; the last is the dead-letter queue that a handler consumes.
 QUEUES = ("celery", "counted", "capped", "aside", "judged", "DLQ.judged")
 
 
@@ -49,26 +48,26 @@ class Process:
     ended: int | None = None
     loaded_at: float | None = None
     name: str = ""
-    #: The delayed task that it is told to revoke, once that waits.
+    #: The delayed task that it must revoke, once that task waits.
     revoked: str = ""
     is_asked_to_stop: bool = False
 
     @property
     def is_alive(self) -> bool:
-        """Whether it is there, or about to be."""
+        """Whether it runs, or is being started."""
         return self.ended is None
 
     @property
     def age(self) -> float:
-        """Seconds since it was asked for."""
+        """Seconds since its start was ordered."""
         return time.monotonic() - self.since
 
     def has_said(self, words: bytes) -> bool:
-        """Whether its log has this."""
+        """Whether its log contains this text."""
         return self.log.exists() and words in self.log.read_bytes()
 
     def signal(self, number: int, *, group: bool = True) -> None:
-        """Send it to the process, or to it and its children."""
+        """Send a signal to the process, or to it and its children."""
         if self.pid and self.ended is None:
             with suppress(ProcessLookupError):
                 (os.killpg if group else os.kill)(self.pid, number)
@@ -85,10 +84,10 @@ class Process:
 class Fleet:
     """The broker, the proxy and the processes. `build` names a deliberately broken build."""
 
-    #: Where the app and the seam of its processes are, and what the app is told besides.
+    #: The package with the app and the boundaries of its processes, and further configuration of the app.
     ROOM = "tests.faults.chaos"
     CONF: ClassVar[dict[str, Any]] = {}
-    #: What a request has in it whose reply may be swallowed.
+    #: Bytes that mark a request whose reply may be swallowed.
     NEEDLE = b"EVALSHA"
 
     def __init__(self, folder: Path, settings: dict[str, Any], build: str = "") -> None:
@@ -216,7 +215,7 @@ class Fleet:
         return process
 
     def _told_besides(self, queues: str) -> Mapping[str, str]:  # noqa: ARG002 - another broker's workers are told more
-        """What a worker of these queues is told in its environment."""
+        """Further environment variables of a worker of these queues."""
         return {}
 
     def ask(self, *words: str) -> Process:
@@ -227,7 +226,7 @@ class Fleet:
         return process
 
     def alive(self, slot: str) -> Process | None:
-        """Who is in this slot, if anybody lives there."""
+        """The live process in this slot, if any."""
         process = self.slots.get(slot)
         return process if process is not None and process.is_alive else None
 
@@ -236,7 +235,7 @@ class Fleet:
         return [each for slot, each in self.slots.items() if slot.startswith("worker") and each.is_alive]
 
     def slay(self, process: Process, why: str, *, group: bool = True) -> None:
-        """Kill a process where it is."""
+        """Kill a process wherever it is."""
         if process.is_alive and process.pid:
             self.kills[f"{process.role}:{why}"] += 1
             process.signal(signal.SIGKILL, group=group)
@@ -244,7 +243,7 @@ class Fleet:
     # what is on the broker
 
     def waiting(self) -> int | None:
-        """How many messages wait in a queue or in the delay store, or are held; None where the broker does not answer."""
+        """How many messages wait in a queue or in the delay store, or are held; None if the broker does not answer."""
         try:
             with self.client.pipeline(transaction=False) as pipe:
                 for queue in QUEUES:

@@ -12,19 +12,19 @@ __all__ = ["Tail", "read_lines"]
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a file; nothing where there is none."""
+    """The complete lines of a file; none if there is no file."""
     return Tail(path).new()
 
 
 class Tail:
-    """What has been added to a file since one looked last."""
+    """The lines that were added to a file since the last look."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._offset = 0
 
     def new(self) -> list[dict[str, Any]]:
-        """The whole lines that have come."""
+        """The new complete lines."""
         if not self._path.exists():
             return []
         with self._path.open("rb") as file:

@@ -24,7 +24,7 @@ from redelivery.workers.duties.watch import letter_watch
 from redelivery.workers.export import export
 from tests.faults.chaos.processes import builds
 
-#: A lead that lapses soon: most of a run would else be spent without a dispatcher.
+#: A lead that expires soon: otherwise most of a run would have no dispatcher.
 dispatcher.LEAD = 1.0
 #: Whoever keeps or watches the letters does so every half a second, and not the same one for long; plain workers are kept away as
 #: often.

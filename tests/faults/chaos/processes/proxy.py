@@ -1,4 +1,4 @@
-"""A TCP proxy before a private broker: it cuts, delays, black-holes, and swallows a reply or a request and cuts.
+"""A TCP proxy before a private broker: it cuts, delays or blocks connections, or swallows a reply or a request and then cuts.
 
 One thread with an event loop; its methods are called from any other. Loopback only.
 """
@@ -25,7 +25,7 @@ class Proxy:
         self._loop = asyncio.new_event_loop()
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._delay = self._late = 0.0  # of what is asked, and of what is answered
+        self._delay = self._late = 0.0  # bytes of requests, and of answers
         self._needle: bytes | None = None
         self._unsent: bytes | None = None
         self._open: asyncio.Event | None = None
@@ -53,7 +53,7 @@ class Proxy:
         self._loop.close()
 
     def cut(self) -> None:
-        """Close every connection, at once; new ones are let in."""
+        """Close every connection, at once; new ones are accepted."""
         self._do(self._cut())
 
     def delay(self, seconds: float) -> None:
@@ -65,11 +65,11 @@ class Proxy:
         self._late = seconds
 
     def black_hole(self) -> None:
-        """From here on nothing passes, and nobody is told so."""
+        """From now on nothing passes, and no connection is closed."""
         self._loop.call_soon_threadsafe(self._gate().clear)
 
     def let_through(self) -> None:
-        """The end of the black hole: what was held back arrives."""
+        """End the black hole: all data that was held back arrives."""
         self._loop.call_soon_threadsafe(self._gate().set)
 
     def swallow_reply(self, needle: bytes) -> None:

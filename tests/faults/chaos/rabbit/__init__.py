@@ -1,1 +1,1 @@
-"""The same on RabbitMQ: its boundaries, its fleet, its faults, and the account of a run, which names what ended twice."""
+"""Chaos runs on RabbitMQ: boundaries, fleet, faults, and the account of a run, which names what ended twice."""

@@ -1,11 +1,11 @@
-"""The account of a run on RabbitMQ: each life in a word, by plain Python, and whether the reconciliation says the same.
+"""The account of a run on RabbitMQ: a verdict for each life, by plain Python, to be compared with the reconciliation.
 
-A transition is three steps there, so that a crash may have a task end twice. Nothing may be lost, and whatever did not end exactly
-once has to be named: by the same word here and in the books, for the same life. The account shares nothing with the reconciliation
-but its words.
+A transition has three steps there, so a task may end twice after a crash. Nothing may be lost, and whatever did not end exactly
+once must be named: by the same word here and in the books, for the same life. The account shares only these words with the
+reconciliation.
 
-From the exported events, the letters in dead-letter queues, the ledger of the producers and what the tasks noted, it finds a word
-for each life that is not `balanced`, and the faults: sentences that say what must not be.
+From the exported events, the dead letters, the ledger of the producers and the notes of the tasks, it finds a word for each life
+that is not `balanced`, and the faults: sentences about what must not happen.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ Life = tuple[str, int, int, str]
 #: What a crash between two steps may leave, and the books name: ended twice, redriven by a command that died before it recorded
 #: that, a letter that lies in its queue although it has gone elsewhere, delivered again after its end, and not ended again.
 NAMED = ("duplicated", "orphaned", "phantom_dead_letter", "resurrected")
-#: A publication whose producer died before it was sent: its event is recorded first. The books call it lost, as it is.
+#: A publication whose producer died before it was sent: its event is recorded first. The books rightly call it lost.
 NEVER_SENT = "never_sent"
 
 
 @dataclass
 class Account:
-    """What each life is, where it is not balanced. `twice` are letters that lie in their queues more than once."""
+    """The word of each life that is not balanced. `twice` are dead letters that are in their queues more than once."""
 
     words: dict[Life, str] = field(default_factory=dict)
     lives: int = 0
@@ -45,7 +45,7 @@ class Account:
         return sum(each == word for each in self.words.values())
 
     def compare(self, books: Mapping[Life, str]) -> None:
-        """Each life that is not balanced has the same word in the books; what was never sent is `lost` there."""
+        """Each life that is not balanced has the same word in the books; a message that was never sent is `lost` there."""
         ours = {life: "lost" if word == NEVER_SENT else word for life, word in self.words.items()}
         for life in sorted(ours.keys() | books.keys()):
             here, there = ours.get(life, "balanced"), books.get(life, "balanced")
@@ -60,9 +60,10 @@ def account(
     ledger: Iterable[Mapping[str, Any]],
     died: Mapping[int, str],
 ) -> Account:
-    """The account. `letters` are the lives that the letters belong to, `died` the boundaries at which processes died, by their ids.
+    """The account. `letters` are the lives of the dead letters, `died` the boundaries at which processes died, by process id.
 
-    A letter of a life that nobody has recorded was moved by a command that died before it did: where it came from, it still lies.
+    A dead letter whose life has no event was moved by a command that died before it recorded that: it is still in its old queue
+    too.
     """
     made, lives = Account(), _lives(events)
     lying, unsent = Counter(letters), _unsent(list(ledger), died, made, {life[0] for life in lives})
@@ -108,7 +109,7 @@ def _word(told: list[Mapping[str, Any]], lying: int, *, was_redriven: bool) -> s
         return "phantom_dead_letter"
     if words["dead_lettered"] and not closed and not lying and not was_redriven:
         return "missing_dead_letter"
-    ended = next(event for event in told if event["outcome"] in TERMINAL)  # a purge behind it is of the letter, and of no delivery
+    ended = next(event for event in told if event["outcome"] in TERMINAL)  # a later purge concerns the dead letter, not a delivery
     again = [event for event in told if event["outcome"] == "redelivery_scheduled"]
     if any(event["at_ms"] > ended["at_ms"] and event["delivery"] >= ended["delivery"] for event in again):
         return "resurrected"
@@ -116,12 +117,12 @@ def _word(told: list[Mapping[str, Any]], lying: int, *, was_redriven: bool) -> s
 
 
 def _crashed(told: list[Mapping[str, Any]]) -> bool:
-    """Whether a worker is known to have died with it, or to have lost its connection."""
+    """Whether a worker is known to have died with the message, or to have lost its connection."""
     return any(event["outcome"] == "redelivery_scheduled" and event["reason"] == "worker_lost" for event in told)
 
 
 def _unsent(ledger: list[Mapping[str, Any]], died: Mapping[int, str], made: Account, known: set[str]) -> set[str]:
-    """What may never have been sent: nobody was told that it is there, and no producer died with the broker's answer in hand."""
+    """Tasks that were perhaps never sent: no producer noted the broker's answer, and none died when it had just got it."""
     said: dict[str, set[str]] = defaultdict(set)
     for line in ledger:
         said[line["id"]].add(line["said"])

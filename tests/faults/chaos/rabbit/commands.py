@@ -1,4 +1,4 @@
-"""An operator's commands on RabbitMQ: as on Redis, and the import of what the broker itself buried."""
+"""An operator's commands on RabbitMQ: as on Redis, and the import of messages that the broker itself dead-lettered."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COUNTDOWN, FROM, TO = 20, 2.0, 12.0
 
 
 class RabbitCommands(Commands):
-    """Keeps commands running whose boundaries have not been hit often enough; `later` publishes a task that waits so long."""
+    """Keeps commands running at boundaries that need more hits; `later` publishes a task with so long a delay."""
 
     ROLES = (*LETTERS, "importer", "cancel", "reschedule", "exporter", "inventory")
 
@@ -34,7 +34,7 @@ class RabbitCommands(Commands):
         self._waiting: list[tuple[float, str]] = []
 
     def turn(self) -> None:
-        """As on Redis; some tasks are kept waiting for whoever cancels and reschedules."""
+        """As on Redis; some tasks are kept waiting for the commands that cancel and reschedule."""
         self._waiting = [each for each in self._waiting if time.monotonic() < each[0] + TO]
         if self._plan.lacks("cancel:", "reschedule:") and len(self._waiting) < 3:
             with suppress(OperationalError, OSError):

@@ -1,7 +1,7 @@
 """The fleet on RabbitMQ: a node behind a proxy, and the processes of a run.
 
-As `tests.faults.chaos.processes.fleet`, on a node of its own or on one that it is given. It asks the node itself, not the proxy,
-what is on the broker.
+As `tests.faults.chaos.processes.fleet`, on a node of its own or on a given one. It asks the node itself, not the proxy, for the
+messages on the broker.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["DIED", "QUORUM", "RabbitFleet", "queues"]
 #: A quorum queue; one that lets its messages die by itself, and the queue where they lie then; one that gives `DLQ.spare` its name.
 QUORUM, BRIEF, DIED = "counted", "brief", "died"
 QUEUES = ("celery", QUORUM, BRIEF, "judged", "DLQ.judged", "spare")
-#: At least once, as only a quorum queue can, and where it may refuse a publication instead of dropping a message.
+#: At-least-once dead-lettering, which only quorum queues have, and which may refuse a publication instead of dropping a message.
 OF_BRIEF = {
     "x-queue-type": "quorum",
     "x-message-ttl": 300,
@@ -40,14 +40,14 @@ OF_BRIEF = {
 }
 ARGUMENTS: Mapping[str, Mapping[str, Any]] = {QUORUM: {"x-queue-type": "quorum"}, BRIEF: OF_BRIEF}
 
-#: Seconds for which an answer of the node's is believed: each costs a process.
+#: Seconds for which an answer of the node is reused: each costs a process.
 LOOK_EVERY = 0.7
-#: Seconds after a restart in which RabbitMQ hands on what was between two levels of a delay: three minutes, and a few.
+#: Seconds after a restart until RabbitMQ passes on what was between two delay levels: three minutes, and a few.
 RESTORING = 200.0
 
 
 def queues() -> list[Queue]:
-    """Of the fleet's app, as whoever publishes to them must know them."""
+    """The queues of the fleet's app, for its producers."""
     return [Queue(name, routing_key=name, queue_arguments=ARGUMENTS.get(name)) for name in QUEUES]
 
 
@@ -55,7 +55,7 @@ class RabbitFleet(Fleet):
     """The node, the proxy and the processes."""
 
     ROOM = "tests.faults.chaos.rabbit"
-    #: Without confirms a producer cannot know that what it published into a connection that is cut is gone.
+    #: Without confirms a producer cannot know that a message which it published into a cut connection is gone.
     CONF: ClassVar[dict[str, Any]] = {"broker_transport_options": {"confirm_publish": True}, "broker_connection_max_retries": None}
 
     NEEDLE = OUTCOMES.encode()
@@ -88,13 +88,13 @@ class RabbitFleet(Fleet):
         return f"amqp://{USER}:{USER}@127.0.0.1:{self.proxy.port}/{self.rabbit.name}"
 
     def restart(self) -> None:
-        """Kill the node, and start it again: all that it had confirmed is there."""
+        """Kill the node, and start it again: everything that it had confirmed must be there."""
         self.node.kill()
         self.node.start()
         self._restarted_at = time.monotonic()
 
     def is_restoring(self) -> bool:
-        """Whether what was between two levels of a delay may yet come: no queue counts it until then."""
+        """Whether messages between two delay levels may still arrive: until then no queue counts them."""
         return self._restarted_at is not None and time.monotonic() < self._restarted_at + RESTORING
 
     def _told_besides(self, queues: str) -> Mapping[str, str]:
@@ -104,7 +104,7 @@ class RabbitFleet(Fleet):
     # what is on the broker
 
     def depths(self) -> dict[str, tuple[int, int]] | None:
-        """Messages that are ready and that are unacknowledged, by queue; None where the node does not answer."""
+        """Ready and unacknowledged messages, by queue; None if the node does not answer."""
         if time.monotonic() > self._looked_at + LOOK_EVERY:
             try:
                 self._depths = self.rabbit.depths()
@@ -114,11 +114,11 @@ class RabbitFleet(Fleet):
         return self._depths
 
     def depth(self, queue: str) -> int:
-        """Messages that are ready in a queue; none where nobody answers."""
+        """Ready messages in a queue; none if the node does not answer."""
         return (self.depths() or {}).get(queue, (0, 0))[0]
 
     def waiting(self) -> int | None:
-        """How many messages wait or are held, dead letters and the outcome log aside, but for those that a handler is to see."""
+        """How many messages wait or are held, without the outcome log and without dead letters that no handler must see."""
         depths = self.depths()
         if depths is None:
             return None

@@ -1,7 +1,7 @@
-"""A run on RabbitMQ: a fleet that is killed and cut by a plan; at the end nothing is lost, and the books name what ended twice.
+"""A run on RabbitMQ: a fleet is killed and cut by a plan; at the end nothing is lost, and the books name what ended twice.
 
-As on Redis (`tests.faults.chaos.run.harness`), but for the dispatcher and the leases, which RabbitMQ needs none of. It is judged by
-`tests.faults.chaos.rabbit.account`, whose words the reconciliation has to say too.
+As on Redis (`tests.faults.chaos.run.harness`), except the dispatcher and the leases, which RabbitMQ does not need. It is judged by
+`tests.faults.chaos.rabbit.account`, and the reconciliation must use the same words.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class RabbitRun(Turns):
         missing = [name.partition(":")[2] for name in self.plan.missing if name.startswith("child:") and not self._calm]
         children = f"{self._chance.random()}:12:{','.join(missing)}" if missing else ""
         step = "" if order is None else order.boundary.partition(".")[0]
-        sure = {"rest": "counted", "redrive": "DLQ.judged"}.get(step)  # they come by nowhere else
+        sure = {"rest": "counted", "redrive": "DLQ.judged"}.get(step)  # no other process reaches them
         queues = "celery,judged" + "".join(
             f",{name}"
             for name, part in (("counted", 0.6), ("DLQ.judged", 0.7))
@@ -127,7 +127,7 @@ class RabbitRun(Turns):
         return ("brief", 15, True) if number % 3 == 0 and self.plan.lacks("importer:") else ("rabbitmq", 40, True)
 
     def _later(self, seconds: float) -> str:
-        """Publish one that waits so long; its id."""
+        """Publish a task that waits so long; its id."""
         return str(self.plain.send_task("tests.support.shop.ok", queue="celery", countdown=seconds, retry=False).id)
 
     # the end
@@ -137,7 +137,7 @@ class RabbitRun(Turns):
         return is_at_work or not self._has_redriven_again()
 
     def _has_redriven_again(self) -> bool:
-        """Whether an operator has run the redrive once more, as is to be done where one died, and what it sent can be seen."""
+        """Whether an operator has run the redrive again, as must be done after one died, and its messages are visible."""
         if self._last_redrive is None and self.fleet.alive("producer") is None and self.fleet.waiting() == 0:
             words = ["redelivery", "dlq", "redrive", "DLQ.celery", "--all", "--yes"]
             self._last_redrive = self.fleet.start("asked", words, slot="last_redrive")
@@ -159,7 +159,7 @@ class RabbitRun(Turns):
         return made
 
     def _unexported(self, exported: set[str]) -> list[str]:
-        """What was recorded and is in no export: it came too late and is still in the log; or it is lost."""
+        """Recorded events that are in no export: they came too late and are still in the log, or they are lost."""
         missing = [event for event in self.fleet.rabbit.events() if event.event_id not in exported]
         with self.fleet.rabbit.connection() as connection, Look(connection, OUTCOMES, read=lambda message: message.body) as look:
             late = {event.event_id for found in look for event in events_of(found.raw)}
@@ -170,7 +170,7 @@ class RabbitRun(Turns):
         ]
 
     def books(self) -> dict[tuple[str, int, int, str], str]:
-        """What the reconciliation says of each life that does not balance."""
+        """The verdict of the reconciliation on each life that does not balance."""
         from pyarrow import parquet  # noqa: PLC0415 - the oldest promised Celery is tested without it
 
         rows = parquet.read_table(self.folder / "books" / "verdicts").to_pylist()

@@ -1,4 +1,4 @@
-"""Who can be killed where, on RabbitMQ (`tests.faults.chaos.rabbit.boundary` says what the steps are)."""
+"""Which process can be killed where, on RabbitMQ (`tests.faults.chaos.rabbit.boundary` explains the steps)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from tests.faults.chaos.plans.plan import FILE, around
 
 __all__ = ["BOUNDARIES"]
 
-#: What is published and not confirmed.
+#: Publications between sending and confirmation.
 SENT = ("confirm.before",)
 BOUNDARIES: dict[str, tuple[str, ...]] = {
     "worker": (

@@ -1,1 +1,1 @@
-"""A chaos run: what is started, killed, cut and asked for until the end."""
+"""A chaos run: what is started, killed, cut and asked for until its end."""

@@ -1,4 +1,4 @@
-"""An operator's commands in a run: each is started to be killed in what it is there for, and leaves the rest to the next one."""
+"""An operator's commands in a run: each is started to be killed in its main steps, and the next one does the rest."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Commands"]
 
-#: At a time; two of one kind share its letters.
+#: How many run at a time; two of one kind share its dead letters.
 SLOTS = ("command-0", "command-1")
-#: The roles of what works on dead letters.
+#: The roles of commands on dead letters.
 LETTERS = {
     "redrive": ["redrive", "--limit", "10"],
     "purge": ["purge", "--limit", "2", "--yes"],
@@ -29,7 +29,7 @@ LETTERS = {
 
 
 class Commands:
-    """Keeps commands running whose boundaries have not been hit often enough."""
+    """Keeps commands running at boundaries that need more hits."""
 
     ROLES: tuple[str, ...] = (*LETTERS, "cancel", "reschedule", "exporter", "inventory")
 
@@ -37,7 +37,7 @@ class Commands:
         self._fleet, self._plan, self._chance = fleet, plan, chance
 
     def turn(self) -> None:
-        """Start what is missing most in each slot that is free; whoever takes too long is killed where it is."""
+        """Start the most needed command in each free slot; a command that takes too long is killed wherever it is."""
         for slot in SLOTS:
             running = self._fleet.alive(slot)
             if running is None:
@@ -46,7 +46,7 @@ class Commands:
                 self._fleet.slay(running, "at_random")
 
     def are_running(self) -> bool:
-        """Whether any command is still there."""
+        """Whether any command still runs."""
         return any(self._fleet.alive(slot) is not None for slot in SLOTS)
 
     def _start(self, slot: str) -> None:
@@ -62,7 +62,7 @@ class Commands:
             self._fleet.start(role, ["redelivery", *words], order, slot=slot)
 
     def _words(self, role: str) -> list[str] | None:
-        """The command, or None where it would find nothing to do."""
+        """The command line, or None if the command would find nothing to do."""
         if role in {"exporter", "inventory"}:
             return self._export(role)
         client = self._fleet.client

@@ -1,6 +1,6 @@
-"""The faults: what is done to a fleet beside the orders, each a method, drawn from a shuffled deck until that is through.
+"""The faults: what is done to a fleet besides the orders, each a method, drawn from a shuffled deck until the deck is empty.
 
-It counts how often each was done, and says until when nobody should be asked anything.
+It counts how often each was done, and says until when the broker cannot be asked.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ FAULTS = (
 
 
 class Faults:
-    """Does one of the faults now and then, and undoes it in time."""
+    """Does one of the faults at intervals, and undoes it in time."""
 
     def __init__(self, fleet: Fleet, seed: int, names: tuple[str, ...], every: float) -> None:
         self.done: Counter[str] = Counter()
@@ -54,7 +54,7 @@ class Faults:
 
     @property
     def is_through(self) -> bool:
-        """Whether every kind of fault was done once at least."""
+        """Whether every kind of fault was done at least once."""
         return set(self._names) <= self.done.keys()
 
     @property
@@ -63,7 +63,7 @@ class Faults:
         return time.monotonic() < self._silent_until
 
     def turn(self, *, calm: bool = False) -> None:
-        """Undo what is over, and do what is next; no more where it is `calm`."""
+        """Undo the faults whose time is over, and do the next one, unless the run is `calm`."""
         now = time.monotonic()
         for each in [each for each in self._later if each[0] <= now or each[1]()]:
             self._later.remove(each)
@@ -73,7 +73,7 @@ class Faults:
             self._do_next()
 
     def may(self, name: str) -> bool:  # noqa: ARG002 - another broker's may not always
-        """Whether this can be done now; what cannot goes back, under the deck."""
+        """Whether this fault is possible now; if not, it goes to the end of the deck."""
         return True
 
     def _do_next(self) -> None:
@@ -96,7 +96,7 @@ class Faults:
         self._silent_until = 0.0
 
     def fill(self, seconds: float, is_over: Callable[[], bool] = lambda: False) -> None:
-        """`maxmemory` is reached, for so long or until then."""
+        """Set `maxmemory` below what is used, for so long or until `is_over`."""
         with suppress(RedisError):
             used = int(self._fleet.client.info("memory")["used_memory"])
             self._fleet.client.config_set("maxmemory", max(used - 1, 1))

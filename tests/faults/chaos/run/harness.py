@@ -55,7 +55,7 @@ SETTINGS: dict[str, Any] = {
         "capped": {"max_length": 5, "max_dead_letters": 3},
     },
 }
-#: Steps of whoever is asked to stop, and what it says when it can be asked.
+#: Steps of a process that is asked to stop, and the text in its log after which it can be asked.
 ASKED_TO_STOP = {"release": b" ready.", "resign": b"dispatcher.leads"}
 
 
@@ -122,7 +122,7 @@ class Run(Turns):
             self._revoke(process)
 
     def _revoke(self, process: Process) -> None:
-        """Have this worker, and no other, revoke a task that waits in the delay store."""
+        """Have only this worker revoke a task that waits in the delay store."""
         if time.monotonic() < self._ask_again_at:
             return
         self._ask_again_at = time.monotonic() + 0.3
@@ -133,7 +133,7 @@ class Run(Turns):
                 self.plain.control.revoke(process.revoked, destination=[process.name], retry=False)
 
     def _stop(self, process: Process, step: str) -> None:
-        """A warm shutdown gives back what a worker holds and does not run, and the lead that a dispatcher has."""
+        """A warm shutdown gives back what a worker holds and does not run, and a dispatcher's lead."""
         if step == "release" and process.loaded_at is None:
             process.loaded_at = process.age
             self._send("celery", "naps", 0.2)
@@ -152,7 +152,7 @@ class Run(Turns):
             f",{name}" for name, part in (("capped", 0.4), ("DLQ.judged", 0.7)) if self._calm or self._chance.random() < part
         )
         process = self.fleet.start_worker(self._chance.choice(self._pools), queues, order, children=children, slot=slot)
-        if order is not None and order.boundary.startswith("bind"):  # it binds its queues by itself on a full broker alone
+        if order is not None and order.boundary.startswith("bind"):  # only on a full broker does it bind its queues by itself
             self.faults.fill(5.0, lambda: not process.is_alive)
         return process
 
@@ -178,7 +178,7 @@ class Run(Turns):
         return entries(self.fleet.client.xrange("redelivery:outcomes"))
 
     def judge(self, *, export: bool = True) -> Verdict:
-        """Export by the product's own commands, and judge; without them the log is read as it stands on the broker."""
+        """Export by the product's own commands, and judge; without these commands the log is read from the broker."""
         events = self.export() if export else [asdict(event) for event in self._log()]
         client = self.fleet.client
         letters = {json.loads(raw)["headers"]["id"] for queue in self.fleet.letter_queues() for raw in client.lrange(queue, 0, -1)}

@@ -1,6 +1,6 @@
-"""Leaving in a run: now and then all workers are killed at once, and `redelivery leave` is killed in what it hands back.
+"""`redelivery leave` in a run: at times all workers are killed at once, and `leave` is killed while it hands messages back.
 
-The next `leave` goes on, and so do the workers, when they are let in again: what was handed back is waited for once more.
+The next `leave` goes on, and so do the workers when they are started again: messages that were handed back wait once more.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Leaving"]
 
-#: Messages that wait for long enough before the fleet is made to stand still, and seconds from one time to the next.
+#: How many messages must have a long delay before the fleet is stopped, and seconds between two such times.
 ENOUGH, PAUSE = 6, 10.0
 
 
 class Leaving:
-    """Has the fleet stand still (`is_on`) while `leave` has anything to hand back."""
+    """Keeps the fleet stopped (`is_on`) while `leave` has messages to hand back."""
 
     def __init__(self, fleet: Fleet, plan: Plan) -> None:
         self.is_on = False
@@ -32,7 +32,7 @@ class Leaving:
         self._next = time.monotonic() + PAUSE
 
     def turn(self) -> None:
-        """Begin, kill the next one, or end. Raises nothing where the broker is away: it is asked again."""
+        """Begin, kill the next `leave`, or end. Raises nothing if the broker is away: the next turn asks again."""
         try:
             if not self.is_on:
                 self._begin()
@@ -47,11 +47,11 @@ class Leaving:
             return
 
     def end(self) -> None:
-        """Let the workers in again."""
+        """Let the workers start again."""
         self.is_on, self._next = False, time.monotonic() + PAUSE
 
     def needs_messages(self) -> bool:
-        """Whether producers should publish what waits for long."""
+        """Whether producers should publish messages with a long delay."""
         return bool(self._plan.left("leave")) and not self.is_on and time.monotonic() >= self._next
 
     def _begin(self) -> None:

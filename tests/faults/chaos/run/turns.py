@@ -1,7 +1,7 @@
-"""The turns of a run, on any broker: who has died is started anew, with an order where to die, until all has come to rest.
+"""The turns of a run, on any broker: a dead process is started again, with an order where to die, until all is quiet.
 
-The result of a fleet, a plan and faults is what was killed and where, and what the tasks and the product's own books say of it.
-What is published, which commands are run and how it is judged differs from one broker to the next.
+A fleet, a plan and faults together give what was killed and where, and what the tasks and the product's own books say of it.
+Brokers differ in what is published, which commands run, and how the run is judged.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TIMEOUT", "Turns"]
 
-#: Seconds that a process may take to come to where it is to die; then it is killed where it is.
+#: Seconds in which a process must reach its boundary; then it is killed wherever it is.
 TIMEOUT = 20.0
 
 
@@ -44,9 +44,9 @@ class Turns(ABC):
 
     fleet: Fleet
     faults: Faults
-    #: A plain producer's app, which announces nothing and knows of no bound.
+    #: A plain producer's app, which records no events and knows no bounds.
     plain: Celery
-    #: What is published besides, while these boundaries have not been hit often enough.
+    #: What else is published while these boundaries need more hits.
     LACKING: ClassVar[Mapping[tuple[str, ...], tuple[Any, ...]]] = {}
     #: Messages that wait or are held, above which nothing more is published.
     BACKLOG: ClassVar[int] = 60
@@ -64,7 +64,7 @@ class Turns(ABC):
         return self.fleet.kills
 
     def go(self, *, seconds: float, kills: int = 0) -> None:
-        """Work until so many have been killed, every boundary was hit as planned, and every fault was done; at most so long."""
+        """Work until so many were killed, every boundary was hit as planned, and every fault was done; at most so long."""
         deadline, told = time.monotonic() + seconds, time.monotonic()
         while time.monotonic() < deadline:
             self.turn()
@@ -77,7 +77,7 @@ class Turns(ABC):
             time.sleep(0.02)  # the processes go on meanwhile
 
     def turn(self) -> None:
-        """Look once: at who has died, and at what is to be done."""
+        """Look once at what has died and what must be done."""
         for line in self._kills.new():
             self.kills[f"{line['role']}:{line['boundary']}"] += 1
             self.plan.hit(line["role"], line["boundary"])
@@ -86,7 +86,7 @@ class Turns(ABC):
 
     @abstractmethod
     def _keep_going(self) -> None:
-        """Start what is missing, publish, and have operators at work."""
+        """Start missing processes, publish, and run operators' commands."""
 
     def _keep(self, slot: str, role: str, start: Callable[[str, Order | None], Process]) -> None:
         process = self.fleet.alive(slot)
@@ -96,7 +96,7 @@ class Turns(ABC):
             self._see_to(process, process.order)
 
     def _see_to(self, process: Process, order: Order) -> None:
-        """Let a process come to where it is to die; one that takes too long dies where it is."""
+        """Let a process reach its boundary; one that takes too long dies wherever it is."""
         if process.age > TIMEOUT:
             self.fleet.slay(process, "at_random")
         else:
@@ -104,12 +104,12 @@ class Turns(ABC):
 
     @abstractmethod
     def _lead_to(self, process: Process, step: str) -> None:
-        """Make this process come to its step, where it would not come to it by itself."""
+        """Make this process reach a step that it would not reach by itself."""
 
     # what is published
 
     def _publish(self) -> None:
-        """Start a producer where none is at work, and what waits is not too much."""
+        """Start a producer if none runs, and not too many messages wait."""
         waiting = self.fleet.waiting()
         if self.fleet.alive("producer") is not None or waiting is None or waiting > self.BACKLOG:
             return
@@ -123,7 +123,7 @@ class Turns(ABC):
 
     @abstractmethod
     def _mix_of(self, number: int) -> tuple[str, int, bool]:
-        """What the producer of this number publishes: which mix, how many, and whether it may be told to die."""
+        """What the producer of this number publishes: which mix, how many, and whether it may get an order to die."""
 
     def _send(self, queue: str, task: str, *args: Any) -> None:
         """Publish some, as a plain producer does."""
@@ -134,7 +134,7 @@ class Turns(ABC):
     # the end
 
     def settle(self, seconds: float = 120) -> None:
-        """No more orders, faults and publications: everything is to come to rest. Raises `AssertionError` where it does not."""
+        """No more orders, faults and publications: all must become quiet. Raises `AssertionError` if it does not."""
         self._calm = True
         self._before_rest()
         self.faults.end()
@@ -149,11 +149,11 @@ class Turns(ABC):
         until(is_at_rest, seconds, f"the run of seed {self.seed} to come to rest; {self.fleet.waiting()} messages are left")
 
     def _before_rest(self) -> None:  # noqa: B027 - on most brokers there is nothing
-        """What keeps the fleet from coming to rest ends."""
+        """End what keeps the fleet from becoming quiet."""
 
     @abstractmethod
     def _is_busy(self) -> bool:
-        """Whether an operator is at work."""
+        """Whether an operator's command runs."""
 
     def notes(self) -> list[dict[str, Any]]:
         """What the tasks noted."""
@@ -167,7 +167,7 @@ class Turns(ABC):
         return [line for path in files for line in read_lines(path)]
 
     def gaps(self) -> list[str]:
-        """The gaps that an export has found, which nobody made."""
+        """The gaps that an export has reported, although no event was removed."""
         found = self.folder / "outcomes" / "_gaps.jsonl"
         return [f"a gap in the log: {found.read_text()}"] if found.exists() else []
 
