@@ -190,14 +190,19 @@ def test_what_was_dying_when_its_worker_died_is_one_letter(here: Shop, dying: Ca
 @pytest.mark.parametrize("here", ["classic"], indirect=True)
 @pytest.mark.parametrize("order", first_quick(["confirm.before", "redrive.after", "record.before", "acknowledge.before"]))
 def test_what_was_redriven_when_its_worker_died_lives_once_more_once(here: Shop, dying: Callable[..., str], order: str) -> None:
-    """A worker consumes the dead-letter queue, redrives a dead letter, and dies before it has recorded or acknowledged that."""
+    """A worker consumes the dead-letter queue, redrives a dead letter, and dies before it has recorded or acknowledged that.
+
+    A broker that has not confirmed may have dropped the redriven message with the connection: then the dead letter is redriven again.
+    """
     task_id = str(here.app.send_task("tests.support.shop.raises", ("dead_letter",)).id)
     first = here.start(pool="threads")
     here.ended(task_id, "dead_lettered")
     first.stop()
     dying(order, queues="DLQ.celery")
     worker = here.start("-Q", "celery,DLQ.celery", pool="threads")
-    until(lambda: KNOWN in worker.text, what="the letter to be known")
+    ends = (KNOWN, "event=message.handed_over_again") if order == "confirm.before" else (KNOWN,)
+    until(lambda: any(end in worker.text for end in ends), what="the letter to be known")
+    here.ended(task_id, "dead_lettered")
     quiet(here)
     said = [
         outcome for outcome in here.outcomes_of(task_id) if outcome != "redelivery_scheduled"
@@ -372,7 +377,7 @@ def answers(journal: Journal, digests: list[bytes]) -> dict[bytes, Successor]:
 
 
 def test_each_word_is_found_and_no_other(rabbit: Rabbit, journal: Journal) -> None:
-    """Other entries do not matter. A digest that arrives during the reader's second is found; a digest that was taken back is not."""
+    """Other entries do not matter. A digest that arrives during the reader's second is found; one that was taken back is not."""
     digests = [bytes([number]) * 16 for number in range(101)]
     nonsense = [
         amqp.Message("no digest"),

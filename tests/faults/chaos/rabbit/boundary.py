@@ -1,16 +1,5 @@
 """The boundaries on RabbitMQ: all calls that ask its broker for something, by their steps.
 
-<<<<<<< HEAD
-A publication of the publisher's is a step by what it is for (`defer`, `dead_letter`, `recover`, `release`, `record`, ...):
-`before` it, nothing was sent; `after` it, the broker has confirmed it, and nothing else has happened. `confirm.before` is between
-the two: published, and not confirmed. `moving`, `moved` and `had` are entries of the journal, whose confirmation nobody waits for
-(and `stayed`, which no run comes to).
-Steps of a producer are `announce` (the event of a publication), `publish`, and `publish_batch` (a batch, with its events).
-The others: `receive` (a delivery becomes the
-worker's), `start` (that of a suspect is recorded), `acknowledge`, `declare`, `keep` (a dead-letter queue is declared), `rest` (a
-worker that stops waits for its last acknowledgements), `look`, `give_back` and `lock` (an operator's tool takes messages to read
-them, and puts them back; an export keeps others away), `listen` (a queue of one's own beside the outcome log).
-=======
 A publication is a step named after its purpose (`defer`, `dead_letter`, `recover`, `release`, `record`, ...): `before` it, nothing
 was sent; `after` it, the broker has confirmed it, and nothing else has happened. `confirm.before` is between the two: published,
 and not confirmed. `moving`, `moved` and `had` are entries of the journal, whose confirmation nobody waits for (also `stayed`,
@@ -19,7 +8,6 @@ with its events). The others: `receive` (a worker gets a delivery), `start` (the
 `declare`, `keep` (a dead-letter queue is declared), `rest` (a stopping worker waits for its last acknowledgements), `look`,
 `give_back` and `lock` (an operator's tool takes messages to read them, and puts them back; an export keeps others away), `listen`
 (a queue of one's own beside the outcome log).
->>>>>>> 586b07c (Docstrings of the tests of faults say in whole sentences what must hold and why)
 
 An order is read, counted and carried out by `tests.faults.chaos.boundary`.
 """
