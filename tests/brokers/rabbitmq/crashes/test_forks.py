@@ -192,7 +192,8 @@ def test_what_was_dying_when_its_worker_died_is_one_letter(here: Shop, dying: Ca
 def test_what_was_redriven_when_its_worker_died_lives_once_more_once(here: Shop, dying: Callable[..., str], order: str) -> None:
     """A worker consumes the dead-letter queue, redrives a dead letter, and dies before it has recorded or acknowledged that.
 
-    A broker that has not confirmed may have dropped the redriven message with the connection: then the dead letter is redriven again.
+    A broker that has not confirmed may have dropped the redriven message with the connection. Then the dead letter is redriven
+    again.
     """
     task_id = str(here.app.send_task("tests.support.shop.raises", ("dead_letter",)).id)
     first = here.start(pool="threads")
@@ -202,7 +203,7 @@ def test_what_was_redriven_when_its_worker_died_lives_once_more_once(here: Shop,
     worker = here.start("-Q", "celery,DLQ.celery", pool="threads")
     ends = (KNOWN, "event=message.handed_over_again") if order == "confirm.before" else (KNOWN,)
     until(lambda: any(end in worker.text for end in ends), what="the letter to be known")
-    here.ended(task_id, "dead_lettered")
+    until(lambda: here.outcomes_of(task_id).count("dead_lettered") == 2, what="its second death")
     quiet(here)
     said = [
         outcome for outcome in here.outcomes_of(task_id) if outcome != "redelivery_scheduled"
