@@ -1,4 +1,4 @@
-"""Java's classes are kept between runs: once for each Java, by one process, and never in a way that stops a run."""
+"""Java's classes are cached between runs: once for each Java, by one process, and never in a way that stops a run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def java_home(folder: Path, content: str) -> Path:
-    """A Java home, as far as its machine is looked at."""
+    """A Java home, with only the parts that the code looks at."""
     machine = folder / "lib" / "server" / "libjvm.so"
     machine.parent.mkdir(parents=True)
     machine.write_text(content)
@@ -39,7 +39,7 @@ def archive_of(home: Path) -> ClassArchive:
 
 
 def test_each_java_has_an_archive_of_its_own_and_the_same_one_each_time(cache: Path, tmp_path: Path) -> None:
-    """Another place or another build is another file; the folder is for this user alone."""
+    """Another place or another build has another file; only this user can open the folder."""
     one, other = java_home(tmp_path / "one", "17"), java_home(tmp_path / "other", "21")
     first = archive_of(one)
     assert archive_of(one) == first
@@ -51,7 +51,7 @@ def test_each_java_has_an_archive_of_its_own_and_the_same_one_each_time(cache: P
 
 
 def test_classes_are_noted_until_the_archive_is_there_and_by_nobody_while_it_is_made(cache: Path, tmp_path: Path) -> None:
-    """Then the archive is mapped; a Java that cannot map it starts without."""
+    """Only one process makes it; later the archive is mapped, and a Java that cannot map it starts without."""
     archive = archive_of(java_home(tmp_path / "java", "21"))
     assert f"-XX:DumpLoadedClassList={cache}/" in archive.options
     making = archive.file.with_suffix(".making")
@@ -65,7 +65,7 @@ def test_classes_are_noted_until_the_archive_is_there_and_by_nobody_while_it_is_
 
 @pytest.mark.usefixtures("cache")
 def test_a_spark_that_is_set_up_by_files_keeps_its_class_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """It may have other classes than Spark's jars: Java is started as Spark would start it."""
+    """Such a Spark may have other classes: Java is started as Spark would start it."""
     home = java_home(tmp_path / "java", "21")
     assert ClassArchive.of(home) is not None
     for name, value in (("HADOOP_CONF_DIR", str(tmp_path)), ("PYSPARK_SUBMIT_ARGS", "--driver-class-path x.jar pyspark-shell")):
@@ -142,7 +142,7 @@ def test_the_second_session_maps_the_classes_of_the_first(cache: Path, tmp_path:
 def test_a_java_that_cannot_use_the_archive_starts_without_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, is_embedded: bool
 ) -> None:
-    """A file that is no archive costs nothing but the time to see it: the machine's Java and PyPI's."""
+    """An invalid file only costs the time to notice that: with the machine's Java and PyPI's."""
     for name, value in (without_java(tmp_path) if is_embedded else {}).items():
         monkeypatch.setenv(name, value)
     home = ensure_java()

@@ -1,4 +1,4 @@
-"""`redelivery reconcile` as its users meet it: exit codes, what it prints, and what it leaves or does not leave behind."""
+"""`redelivery reconcile` as its users see it: exit codes, output, and the files that it leaves."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.xdist_group("spark")
 
 @pytest.mark.usefixtures("spark", "told")
 def test_balanced_books_end_with_zero_and_one_json_object(tmp_path: Path) -> None:
-    """What is printed is what is written; progress goes to standard error."""
+    """Standard output equals the written summary; progress goes to standard error."""
     result = run(tmp_path, "--json")
     assert result.exit_code == 0
     assert json.loads(result.stdout) == json.loads((tmp_path / "books" / "summary.json").read_text(encoding="utf-8"))
@@ -60,7 +60,7 @@ def test_books_that_do_not_balance_name_the_worst_lives_and_the_report(told: His
 
 @pytest.mark.parametrize("is_submitted", [True, False])
 def test_a_wrong_option_is_one_line_with_a_help_that_can_be_asked_for(tmp_path: Path, *, is_submitted: bool) -> None:
-    """Where it is started without `redelivery`: by `python -m`, or by `spark-submit`, which is given a file that is no program."""
+    """Also without the command `redelivery`: with `python -m`, or with `spark-submit`, which gets a file that is no program."""
     file = tmp_path / "books.py"
     file.write_text("from redelivery.workers.cli.reconcile import reconcile\nreconcile()\n")
     command = [COMMAND[0], str(file)] if is_submitted else COMMAND
@@ -76,7 +76,7 @@ def test_a_wrong_option_is_one_line_with_a_help_that_can_be_asked_for(tmp_path: 
 
 
 def test_the_first_word_comes_before_spark_and_says_what_is_read(tmp_path: Path) -> None:
-    """How many files and how much, where they lie on this machine."""
+    """It has the number and size of the files, if they are on this machine."""
     (tmp_path / "outcomes").mkdir()
     (tmp_path / "outcomes" / "a.jsonl").write_bytes(b"\n" * 200_000)
     size = _local_size(str(tmp_path / "outcomes"), str(tmp_path / "inventory"))
@@ -87,7 +87,7 @@ def test_the_first_word_comes_before_spark_and_says_what_is_read(tmp_path: Path)
 
 
 def test_progress_is_one_line_on_a_terminal_that_is_gone_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is written anew, no wider than the terminal, and moves no cursor but to its own beginning."""
+    """The line is overwritten, never wider than the terminal, and moves the cursor only to its own beginning."""
     reader, writer = os.openpty()
     monkeypatch.setenv("COLUMNS", "40")
     with os.fdopen(writer, "w") as terminal, monkeypatch.context() as patch:
@@ -117,7 +117,7 @@ def test_a_second_run_replaces_the_first_and_says_the_same(told: Histories, tmp_
 
 @pytest.mark.usefixtures("spark", "told")
 def test_a_gap_in_the_export_makes_the_books_not_balance(tmp_path: Path) -> None:
-    """What left the outcome log unexported cannot be accounted for: it is listed, and the exit code is 1."""
+    """Events that left the outcome log before an export are missing: the gap is listed, and the exit code is 1."""
     gap = {"count": 7, "first_id": "1-0", "last_id": "8-0"}
     write_lines(tmp_path / "outcomes" / "_gaps.jsonl", [gap])
     result = run(tmp_path, "--json")
@@ -128,7 +128,7 @@ def test_a_gap_in_the_export_makes_the_books_not_balance(tmp_path: Path) -> None
 
 @pytest.mark.usefixtures("spark", "told")
 def test_ages_are_counted_up_to_the_moment_that_is_given(tmp_path: Path) -> None:
-    """A task without an end is in flight at first, and lost when the grace is over."""
+    """A task without an end is first in flight, and lost after the grace period."""
     events = [{"event_id": "9-0", "task_id": "c", "outcome": "published", "queue": "orders", "at_ms": NOON}]
     write_lines(tmp_path / "outcomes" / "late.jsonl", events)
     young = run(tmp_path, "--json", "--as-of", "2026-01-31T12:00:59.999Z", "--grace", "60")
@@ -169,7 +169,7 @@ def test_counts_of_either_width_are_read(told: Histories, tmp_path: Path, kind: 
     ids=["nobody-knows-when", "before-the-last-event", "an-hour-later"],
 )
 def test_an_empty_inventory_counts_from_when_it_was_taken(tmp_path: Path, taken_ms: int | None, verdict: str) -> None:
-    """The last task of a quiet system is lost when the broker was looked at later and did not have it."""
+    """The last task of a quiet system is lost if a later look at the broker did not find it."""
     quiet = Histories()
     quiet.tell("last", "published")
     quiet.write(tmp_path)
@@ -189,7 +189,7 @@ def test_the_export_writes_the_columns_that_the_books_read(ours: StructType, exp
 
 @pytest.mark.usefixtures("spark", "told")
 def test_a_folder_of_somebody_elses_is_not_overwritten(tmp_path: Path) -> None:
-    """Neither one with other files in it, nor one of the inputs, nor one within them."""
+    """A folder with other files, one of the inputs, or one within them."""
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter.txt").write_text("1")
     for output in ("thesis", "outcomes", "outcomes/books", "."):
@@ -201,7 +201,7 @@ def test_a_folder_of_somebody_elses_is_not_overwritten(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("spark", "told")
 def test_an_output_that_a_run_left_half_done_is_done_again(tmp_path: Path) -> None:
-    """On an object store a rename is a copy, and may end in the middle: what lies beside the output tells that it was ours."""
+    """On an object store a rename is a copy and may be interrupted: the files beside the output show that it was ours."""
     (tmp_path / "books" / "metrics").mkdir(parents=True)
     assert run(tmp_path).exit_code == 2, "somebody's folder of that name"
     (tmp_path / ".books.new-0123").mkdir()
@@ -211,7 +211,7 @@ def test_an_output_that_a_run_left_half_done_is_done_again(tmp_path: Path) -> No
 
 @pytest.mark.usefixtures("spark", "told")
 def test_what_a_killed_run_left_goes_a_day_later(tmp_path: Path) -> None:
-    """A run that goes on beside this one keeps what it has."""
+    """A run at the same time keeps its files."""
     old, new = tmp_path / ".books.new-0123", tmp_path / ".books.old-4567"
     for each in (old, new):
         (each / "metrics").mkdir(parents=True)
@@ -242,7 +242,7 @@ def _without_java(folder: Path) -> dict[str, str]:
 @pytest.mark.slow
 @pytest.mark.full
 def test_a_machine_without_java_uses_the_embedded_one_and_prints_nothing_of_sparks(told: Histories, tmp_path: Path) -> None:
-    """The whole command in a process of its own: only our lines reach the terminal, and a lost task is exit code 1."""
+    """The whole command in its own process: only our lines are printed, and a lost task gives exit code 1."""
     told.tell("lost", "published")
     told.write(tmp_path)
     environment = _without_java(tmp_path)

@@ -1,4 +1,4 @@
-"""Tables that are kept: what Spark is asked to plan for each query over them."""
+"""Cached tables: the work of Spark for each query over them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.xdist_group("spark-days")
 
 
 def test_a_kept_table_is_read_without_how_it_was_made(spark: SparkSession) -> None:
-    """Each query begins with what is kept, and says the same; a table that is not kept stays as it is."""
+    """Each query begins with the cached table and gives the same result; a table that is not cached is unchanged."""
     made = spark.range(10).selectExpr("id", "id % 3 AS rest")
     expected = sorted(made.join(made.selectExpr("id AS other", "rest"), "rest").collect())
     assert begins_with(as_kept(made)) == "Project"
@@ -37,13 +37,13 @@ def test_a_kept_table_is_read_without_how_it_was_made(spark: SparkSession) -> No
 
 
 def begins_with(table: DataFrame) -> str:
-    """The outermost step of how Spark understands a table."""
+    """The outermost step of a table's logical plan."""
     plan = table._jdf.queryExecution().logical()
     return str(plan.getClass().getSimpleName())
 
 
 def test_a_small_day_asks_spark_for_no_more_than_it_needs(spark: SparkSession, tmp_path: Path) -> None:
-    """Each query of Spark takes a tenth of a second, however little it reads: one more is a change that somebody must want."""
+    """Each Spark query takes 0.1 s, however little it reads: one query more must be a deliberate change."""
     told = Histories()
     for number in range(50):
         told.tell(f"task-{number}", "published", SUCCEEDED)

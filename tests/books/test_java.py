@@ -1,4 +1,4 @@
-"""Which Java the books run on, decided by real programs that say which version they are."""
+"""Which Java the books run on: decided with real programs that print their version."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def java(home: Path, version: str) -> Path:
-    """A Java home whose program only knows its version."""
+    """A Java home whose program only prints its version."""
     program = home / "bin" / "java"
     program.parent.mkdir(parents=True)
     program.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\" 2026-01-20' >&2\n")
@@ -28,7 +28,7 @@ def java(home: Path, version: str) -> Path:
 
 @pytest.fixture(autouse=True)
 def _no_java_of_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """An environment without Java; what is set during a test is taken back."""
+    """An environment without Java; changes of a test are undone."""
     monkeypatch.setenv("JAVA_HOME", "")
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
 
@@ -43,7 +43,7 @@ def test_a_java_home_that_is_new_enough_is_used(monkeypatch: pytest.MonkeyPatch,
 
 @pytest.mark.parametrize("version", ["16.0.2", "1.8.0_402"])
 def test_an_old_java_home_gives_way_to_the_one_on_the_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str) -> None:
-    """A link on the path leads to the home that the program is in."""
+    """A link on the path leads to the home of that program."""
     monkeypatch.setenv("JAVA_HOME", str(java(tmp_path / "old", version)))
     home = java(tmp_path / "new", "21.0.8")
     (tmp_path / "bin").mkdir()
@@ -52,7 +52,7 @@ def test_an_old_java_home_gives_way_to_the_one_on_the_path(monkeypatch: pytest.M
 
 
 def test_without_any_the_embedded_one_runs_and_drops_what_it_cannot_load(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The argument that Spark's launcher adds is left out, and all others arrive as they were."""
+    """The one argument that Spark's launcher adds is left out, and all others are passed unchanged."""
     java(tmp_path, "8")
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
     program = ensure_java() / "bin" / "java"
@@ -70,7 +70,7 @@ def test_no_java_at_all_is_one_line_that_says_what_to_install(monkeypatch: pytes
 
 
 def test_a_machine_that_does_not_know_its_own_name_is_told_what_to_write() -> None:
-    """A bare userland may have no /etc/hosts; what the resolver says names nothing."""
+    """A minimal system may have no /etc/hosts; the resolver's own message does not say what to do."""
     told = explain(socket.gaierror(-2, "Name or service not known"))
     assert told.endswith("add the line `127.0.0.1 localhost` to /etc/hosts")
 
@@ -79,7 +79,7 @@ def test_a_machine_that_does_not_know_its_own_name_is_told_what_to_write() -> No
 def test_a_java_home_tells_its_version_in_a_file(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str, *, is_used: bool
 ) -> None:
-    """Then no Java is started to be asked; a home without a machine is asked all the same."""
+    """Then no Java is started to find the version; a home without that file is asked."""
     home = tmp_path / "told"
     (home / "bin").mkdir(parents=True)
     (home / "bin" / "java").write_text("#!/bin/sh\nexit 1\n")

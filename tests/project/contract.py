@@ -1,8 +1,8 @@
 """The contract: every name that a user, an operator, a program or another version of this project relies on, as one document.
 
-`tests/project/contract.json` is that document as it was agreed; `test_contract.py` compares. A name may be added. One that
-goes, or means something else, breaks somebody: a deployment's settings, a dashboard, a script, a worker of the version before.
-To write the document anew after names were added: `./dev python -m tests.project.contract`.
+`tests/project/contract.json` is the agreed document; `test_contract.py` compares. A name may be added. A name that is removed, or
+changes its meaning, breaks a deployment's settings, a dashboard, a script, or a worker of the previous version. To write the
+document again after names were added: `./dev python -m tests.project.contract`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ __all__ = ["AGREED", "collected"]
 AGREED = Path(__file__).with_name("contract.json")
 ROOT = Path(__file__).resolve().parents[2]
 LOG = re.compile(r"^\| `([a-z_]+\.[a-z_]+)` \| (\w+) \| ([^|]*) \|", re.MULTILINE)
-#: What `Redelivery(app)` offers its user; the rest of it is our own.
+#: What `Redelivery(app)` offers its user; its other attributes are internal.
 INSTALLED = {"settings", "policy_for", "dead_letter_handler", "publishing"}
 #: A task's message as a producer writes it: what each step adds to it is the header's contract.
 MESSAGE: Mapping[str, Any] = {
@@ -88,7 +88,7 @@ def _api() -> Iterator[tuple[str, str]]:
 
 
 def _members(owner: type) -> Iterator[tuple[str, str]]:
-    """What a class of ours offers; nothing of what it inherits from the language or from Celery."""
+    """The public members of one of our classes, without those inherited from Python or Celery."""
     for each in owner.__mro__:
         if each.__module__.startswith("redelivery"):
             for name, value in vars(each).items():
@@ -107,7 +107,7 @@ def _signature(offered: Any) -> str:
     except (TypeError, ValueError):
         return ""
     plain = [each.replace(annotation=inspect.Parameter.empty) for each in parameters]
-    # A default that is an object would print its address.
+    # The text of a default that is an object would contain its address.
     return re.sub(r" at 0x[0-9a-f]+", "", str(inspect.Signature(plain)))
 
 
@@ -180,7 +180,7 @@ def _headers() -> dict[str, Any]:
 
 
 def _shape(value: Any) -> Any:
-    """The names in a value, and the kinds of what stands under them."""
+    """The names in a value, and the types of their values."""
     if isinstance(value, dict):
         return {name: _shape(each) for name, each in sorted(value.items())}
     if isinstance(value, list):
@@ -219,7 +219,7 @@ def _events() -> dict[str, Any]:
 
 
 def _log_events() -> dict[str, list[str]]:
-    """As `docs/logging.md` promises them; `test_logs.py` compares that page with the code."""
+    """The events that `docs/logging.md` promises; `test_logs.py` compares that page with the code."""
     rows = LOG.findall((ROOT / "docs" / "logging.md").read_text())
     return {event: [level, *sorted(key.strip() for key in keys.split(",") if key.strip())] for event, level, keys in sorted(rows)}
 

@@ -1,4 +1,4 @@
-"""The reference of all settings, `docs/settings.md`, from what the docstrings of `RedeliveryPolicy` and `GeneralSettings` say.
+"""The reference of all settings, `docs/settings.md`, from the docstrings of `RedeliveryPolicy` and `GeneralSettings`.
 
 Run it with `python -m tests.project.settings_reference`.
 """

@@ -1,4 +1,4 @@
-"""What must hold of the built wheel in an environment with its own dependencies alone: a script, which ends with 1 otherwise."""
+"""Checks of the built wheel in an environment with only its own dependencies: a script, which ends with 1 if one fails."""
 
 from __future__ import annotations
 

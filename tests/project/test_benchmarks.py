@@ -1,4 +1,4 @@
-"""The benchmarks: two of them run, at a tiny scale, and what is made of the numbers is right."""
+"""The benchmarks: two of them run at a tiny scale, and their numbers are evaluated correctly."""
 
 from __future__ import annotations
 
@@ -67,14 +67,14 @@ ROUNDS = (rate(1000, 1200, rq=80), rate(500, 1000, rq=60), rate(1000, 1500, rq=7
 
 
 def test_a_ratio_is_made_of_two_sides_of_one_round() -> None:
-    """The medians are each side's own; the ratio is the median of the rounds' ratios, with the lowest and the highest."""
+    """Each side has its own median; the ratio is the median of the rounds' ratios, with the lowest and the highest."""
     (row,) = summarised(ROUNDS)
     assert row.medians == {"plain": 1000, "redelivery": 1200, "rq": 70}
     assert row.ratio == Ratio(1.5, 1.2, 2.0)
 
 
 def test_a_figure_that_one_side_lacks_has_no_ratio() -> None:
-    """So has one that is zero or less: earliest milliseconds, for instance."""
+    """Nor does one that is zero or less."""
     rows = summarised([{"plain": {"a": less(1, "s"), "c": less(0, "s")}, "redelivery": {"b": less(1, "s"), "c": less(-2, "s")}}])
     assert [(row.name, row.ratio) for row in rows] == [("a", None), ("c", None), ("b", None)]
 
@@ -93,12 +93,12 @@ def test_a_figure_that_one_side_lacks_has_no_ratio() -> None:
     ],
 )
 def test_an_aim_is_a_ratio_or_a_value_where_nothing_is_compared(row: Row, aim: float, *, met: bool | None) -> None:
-    """More is at least the aim, less at most; what cannot be told is neither met nor missed."""
+    """The aim is a minimum for "more" and a maximum for "less"; without a value it is neither met nor missed."""
     assert meets(row, aim) is met
 
 
 def test_a_percentile_is_one_of_the_values() -> None:
-    """The smallest that this part of them does not exceed, whatever their order; of nothing there is none."""
+    """It is the smallest value that this share of all does not exceed, in any order; without values there is none."""
     values = [float(each) for each in range(100, 0, -1)]
     assert [percentile(values, part) for part in (0, 0.5, 0.99, 1)] == [1, 50, 99, 100]
     with pytest.raises(ValueError, match="no percentile"):
@@ -106,7 +106,7 @@ def test_a_percentile_is_one_of_the_values() -> None:
 
 
 def test_a_task_that_did_not_run_or_ran_twice_is_no_measurement(tmp_path: Path) -> None:
-    """Stamps are read in milliseconds, and must be as many as tasks."""
+    """Times are in milliseconds, and there must be one for each task."""
     path = tmp_path / "stamps"
     write_stamp(time.time() + 3600, str(path))
     assert -3_600_001 < late_ms(path, expected=1)[0] < 0
@@ -116,11 +116,11 @@ def test_a_task_that_did_not_run_or_ran_twice_is_no_measurement(tmp_path: Path) 
         late_ms(tmp_path / "none", expected=1)
 
 
-# what is kept and shown
+# what is stored and shown
 
 
 def test_a_result_is_read_as_it_was_kept(tmp_path: Path) -> None:
-    """Every fact of it, rounds and loads."""
+    """With every fact, its rounds and loads."""
     result(*ROUNDS).write(tmp_path / "results")
     assert read_all(tmp_path / "results") == {"noop": result(*ROUNDS)}
 
@@ -143,7 +143,7 @@ def test_the_table_has_its_place_in_the_readme_and_keeps_the_rest(tmp_path: Path
 
 
 def test_the_table_says_where_and_how_calm() -> None:
-    """The machine once for all results of it, the load for each, and that a machine was busy when calm was asked for."""
+    """The machine once for all of its results, the load for each, and a note if the machine was busy."""
     load = {"before": 2.4, "after": 3, "asked": 0.5, "calm": False}
     text = table({"failing": result(*ROUNDS, name="failing", load=load), "noop": result(*ROUNDS)})
     assert text.count("A processor, 2 cores, 24 GB") == 1
@@ -190,19 +190,19 @@ def test_comparisons_are_chosen_by_name_or_pattern() -> None:
 
 
 def test_every_comparison_names_sides_that_there_are_and_begins_with_the_base() -> None:
-    """Two sides or more are compared with plain Celery; one alone is redelivery."""
+    """Two or more sides are compared with plain Celery; a single side is redelivery."""
     for each in COMPARISONS.values():
         assert set(each.sides) <= set(NAMES)
         assert each.sides[:2] == ("plain", "redelivery") or each.sides == ("redelivery",)
 
 
 def test_an_amount_is_scaled_and_never_too_little() -> None:
-    """The least is the least that measures anything."""
+    """The smallest amount still measures something."""
     assert [Amount(1000, 50).scaled(scale) for scale in (2, 1, 0.1, 0.01)] == [2000, 1000, 100, 50]
 
 
 def test_calm_is_waited_for_and_its_absence_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It begins when the load has fallen; after the longest wait it begins all the same, and says so."""
+    """It begins when the load has fallen, or after the longest wait, and says which."""
     loads = iter([3.0, 3.0, 2.0, 0.4])
     said: list[str] = []
     monkeypatch.setattr(machine, "load", lambda: next(loads, 0.4))
@@ -215,7 +215,7 @@ def test_calm_is_waited_for_and_its_absence_is_said(monkeypatch: pytest.MonkeyPa
 
 
 def test_sides_beside_each_other_take_turns_at_the_same_random_moments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """None begins before all are at hand; each has one moment of every turn, and all together have the rate that was asked for."""
+    """None begins before all are ready; each has one moment of every turn, and together they have the requested rate."""
     for name, value in turns(tmp_path, ("plain", "redelivery")).items():
         monkeypatch.setenv(name, value)
     with ThreadPoolExecutor() as pool:
@@ -250,7 +250,7 @@ sys.exit(int(sys.argv[1]))
 
 
 def test_a_command_of_a_small_day_costs_what_it_leaves_behind_too() -> None:
-    """Its time is its own; its processor is that of all that it started. One that fails is no measurement."""
+    """The time is its own; the processor time includes all processes that it started. A failed run is no measurement."""
     said = (
         "import os, sys\nfrom benchmarks.small_day import run\n"
         f"words = [sys.executable, '-c', {LEAVES_A_CHILD!r}]\n"
@@ -264,7 +264,7 @@ def test_a_command_of_a_small_day_costs_what_it_leaves_behind_too() -> None:
 
 
 def test_the_figures_of_a_small_day_are_medians() -> None:
-    """Of the usual runs, and of the others by their names."""
+    """For the usual runs, and for the others by their names."""
     runs = {"": [Run(9, 12), Run(7, 11), Run(8, 19)], "first": [Run(16, 70)]}
     assert {name: (each.value, each.unit) for name, each in figures_of(runs).items()} == {
         "seconds": (8, "s"),
@@ -307,7 +307,7 @@ def test_the_two_cheapest_comparisons_run(tmp_path: Path) -> None:
 
 
 def test_sides_are_measured_beside_each_other_and_one_that_fails_ends_the_others() -> None:
-    """The other waits for its turns, ten minutes at most; the words of the one that failed are shown."""
+    """The other side waits for its turn, ten minutes at most; the output of the failed one is shown."""
     comparison = replace(COMPARISONS["start-idle"], sides=("plain", "nobody"))
     began = time.monotonic()
     with pytest.raises(MeasurementError, match=r"start-idle, nobody: (.|\n)*KeyError: 'nobody'"):
@@ -316,7 +316,7 @@ def test_sides_are_measured_beside_each_other_and_one_that_fails_ends_the_others
 
 
 def test_wrong_words_are_refused_before_anything_is_measured() -> None:
-    """With the exit code of usage, and a hint."""
+    """The exit code is that of a usage error, with a hint."""
     done = bench("nop")
     assert done.returncode == 2
     assert "did you mean 'noop'?" in done.stderr

@@ -1,4 +1,4 @@
-"""The contract: no name that somebody relies on goes away, or comes to mean something else, unnoticed."""
+"""The contract: no name on which users or programs rely is removed, or changes its meaning, unnoticed."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from tests.project.contract import AGREED, collected
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-#: Added to in a release, and read by programs that take what they do not know: a new name is no break, but it is to be agreed.
+#: Releases add to these, and programs that read them accept unknown names: a new name is no break, but must be agreed.
 HINT = (
     "write it anew with `./dev python -m tests.project.contract` if nothing was taken away, and say in CHANGELOG.md what was added"
 )
 
 
 def broken(agreed: Any, found: Any, path: str = "") -> Iterator[str]:
-    """What was agreed and is not so, by its path."""
+    """The agreed entries that are not so any more, by path."""
     if isinstance(agreed, dict) and isinstance(found, dict):
         for name, value in agreed.items():
             if name in found:
@@ -38,7 +38,7 @@ def test_nothing_that_was_agreed_has_gone() -> None:
 
 
 def test_what_was_added_is_agreed() -> None:
-    """The document says all of it, so that the next version is held to it."""
+    """The agreed document has all names, so that the next version must keep them."""
     assert json.loads(AGREED.read_text()) == json.loads(json.dumps(collected())), HINT
 
 
@@ -52,5 +52,5 @@ def test_what_was_added_is_agreed() -> None:
     ],
 )
 def test_a_break_is_seen(agreed: Any, found: Any, said: list[str]) -> None:
-    """What is gone or different is named; what was added is no break."""
+    """A removed or different entry is named; an added one is no break."""
     assert list(broken(agreed, found)) == said

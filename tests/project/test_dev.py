@@ -1,4 +1,4 @@
-"""`./dev package`, with the real apt-get and dpkg on a root of the test's own: nothing starts, and nothing is left."""
+"""`./dev package`, with the real apt-get and dpkg on a root of the test's own: it starts nothing and leaves nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.running import ROOT, until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-#: The one file that forbids a machine's services to start: what used to be written, and was left behind.
+#: The file that forbids a machine's services to start: an earlier version wrote it, and left it behind.
 POLICY = Path("/usr/sbin/policy-rc.d")
 
 CONTROL = """\
@@ -67,13 +67,13 @@ FOLDERS = (
 
 @dataclass
 class Package:
-    """A package whose configuration waits for a file, and then starts a service in each of the ways that there are."""
+    """A package whose configuration waits for a file, and then starts a service in each possible way."""
 
     name: str
     folder: Path
 
     def build(self) -> Path:
-        """Build it: the file."""
+        """Build it: returns the file."""
         files = {each: self.folder / f"{self.name}.{each}" for each in ("said", "gate")}
         told = {"name": self.name, "folder": self.folder} | files
         inside = self.folder / self.name / "DEBIAN"
@@ -87,12 +87,12 @@ class Package:
 
     @property
     def said(self) -> list[str]:
-        """What its configuration has written."""
+        """The output of its configuration."""
         written = self.folder / f"{self.name}.said"
         return written.read_text().split() if written.exists() else []
 
     def open_gate(self) -> None:
-        """Let its configuration go on."""
+        """Let its configuration continue."""
         (self.folder / f"{self.name}.gate").touch()
 
 
@@ -118,7 +118,7 @@ class Machine:
 
 @pytest.fixture
 def machine(folder: Path) -> Iterator[Machine]:
-    """Debian alone has these commands."""
+    """Only Debian has these commands."""
     if not (shutil.which("apt-get") and shutil.which("dpkg-deb")):
         pytest.skip("there is no apt-get on this machine, and so nothing that ./dev could install with it")
     root = folder / "root"
@@ -141,14 +141,14 @@ def policies() -> list[tuple[int, int]]:
 
 
 def ended(running: subprocess.Popen[str]) -> str:
-    """Wait until it ends, well: what it said."""
+    """Wait for its successful end; returns its output."""
     _, said = running.communicate(timeout=120)
     assert running.returncode == 0, said
     return said
 
 
 def test_a_package_is_installed_and_its_services_do_not_start(machine: Machine) -> None:
-    """What would start them is `true`, for this installation alone."""
+    """The programs that would start them are replaced by `true`, only for this installation."""
     tiny, running = machine.package("rd-tiny")
     tiny.open_gate()
     said = ended(running)
@@ -158,7 +158,7 @@ def test_a_package_is_installed_and_its_services_do_not_start(machine: Machine) 
 
 
 def test_an_installation_that_is_killed_leaves_nothing_and_still_starts_nothing(machine: Machine) -> None:
-    """Apt goes on without the script that began it; the next installation waits for its end."""
+    """Apt goes on without the script that started it; the next installation waits for its end."""
     first, killed = machine.package("rd-first")
     until(lambda: first.said == ["begun"], what="the first package to be configured")
     during = policies()
@@ -192,7 +192,7 @@ def test_two_at_once_install_one_after_the_other(machine: Machine) -> None:
 
 @pytest.fixture
 def without_chromium(folder: Path) -> Path:
-    """A folder of the machine's programs but for the browser, whose `apt-get` notes what it is asked, and installs nothing."""
+    """A folder with the machine's programs except the browser; its `apt-get` notes its arguments, and installs nothing."""
     programs = folder / "programs"
     programs.mkdir()
     for each in [path for place in ("/usr/bin", "/bin") for path in Path(place).iterdir()]:
@@ -236,7 +236,7 @@ Building wheels for collected packages: pyspark
   Building wheel for pyspark (pyproject.toml): finished with status 'done'
 Installing collected packages: amqp
 """
-#: A package of three is for another system.
+#: One package of three is for another system.
 STAGES = ("package 1 of 2, amqp", "package 2 of 2, click", "building pyspark", "unpacking 2 packages")
 
 
@@ -253,7 +253,7 @@ STAGES = ("package 1 of 2, amqp", "package 2 of 2, click", "building pyspark", "
     ],
 )
 def test_installing_says_how_far_it_is_and_errors_whole(printed: str, is_terminal: str, shown: list[str]) -> None:
-    """Of pip's own lines nothing else is left."""
+    """None of pip's other output is shown."""
     command = ["bash", "-c", f'{functions("progress")}\nprogress demo 3 "{is_terminal}"']
     done = subprocess.run(command, input=printed, capture_output=True, text=True, check=True, timeout=30)
     lines = done.stdout.splitlines()
@@ -272,7 +272,7 @@ exit 1
 
 @pytest.mark.parametrize("on_a_terminal", [True, False])
 def test_progress_is_shown_while_pip_still_works(folder: Path, *, on_a_terminal: bool) -> None:
-    """Nothing between pip and the reader waits for pip's end; an address is never shown."""
+    """No program between pip and the reader waits for pip's end; an address is never shown."""
     pip = folder / "venv" / "bin" / "python"
     pip.parent.mkdir(parents=True)
     pip.write_text(SLOW_PIP.format(folder=folder, gate=folder / "gate"))
@@ -292,7 +292,7 @@ def test_progress_is_shown_while_pip_still_works(folder: Path, *, on_a_terminal:
         finally:
             (folder / "gate").touch()
         assert running.wait(30) == 1
-    with contextlib.suppress(OSError):  # Linux' word for a terminal's end
+    with contextlib.suppress(OSError):  # Linux reports the end of a terminal so
         while more := os.read(read, 4096):
             said += more
     os.close(read)

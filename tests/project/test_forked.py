@@ -1,4 +1,4 @@
-"""Forked workers are what `python -m celery` would be: an environment, a folder, a session and an end of their own."""
+"""Forked workers behave like `python -m celery`: their own environment, folder, session and end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from tests.support.running import Shop
 
-#: The app of a process that says what it is, and then waits.
+#: The app of a process that prints what it is, and then waits.
 APP = """
 import json, os, sys
 from celery import Celery
@@ -42,7 +42,7 @@ def run(tmp_path: Path) -> Callable[..., ForkedProcess]:
 
 
 def test_it_has_what_it_was_given_and_nothing_of_another(run: Callable[..., ForkedProcess], tmp_path: Path) -> None:
-    """Its words, its variables, its folder, its log; no pipe of the process that forked it."""
+    """Its arguments, its variables, its folder, its log; no pipe of the process that forked it."""
     first = run("report", SHOP_MINE="first")
     assert first.wait(30) == 0
     said = (tmp_path / "is-there").read_text()
@@ -54,7 +54,7 @@ def test_it_has_what_it_was_given_and_nothing_of_another(run: Callable[..., Fork
 
 
 def test_its_end_is_told_as_a_childs_is(run: Callable[..., ForkedProcess], tmp_path: Path) -> None:
-    """An exit code, or minus a signal; until somebody has asked, its id belongs to it, and nobody else is killed."""
+    """An exit code, or minus a signal; its id stays reserved until the end is read, so no other process is killed."""
     assert run("no-such-command").wait(30) == 2
     worker = run("worker", "-P", "solo", "--without-gossip", "--without-mingle")
     until((tmp_path / "is-there").exists)
@@ -69,7 +69,7 @@ def test_its_end_is_told_as_a_childs_is(run: Callable[..., ForkedProcess], tmp_p
 
 
 def test_it_says_where_its_threads_and_its_childrens_are_and_goes_on(shop: Callable[..., Shop]) -> None:
-    """In the loop, in the task, and waiting for one; what stands in the log is read below a test that fails."""
+    """In the loop, in the task, and while it waits for one; a failing test shows the log."""
     here = shop()
     worker = here.start(concurrency=2)
     gate = here.folder / "gate"

@@ -1,4 +1,4 @@
-"""The lanes of tests: what the quick one leaves out, that it says so, and how a full run is drawn again."""
+"""The lanes of tests: what the quick lane leaves out, that it reports this, and how a full run is repeated."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SPREAD = ("-p", "xdist", "-n", "2", "--dist", "loadgroup")
 @pytest.fixture
 def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
     """A project with the lanes of this one."""
-    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # a process of its own has enough to load
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # a process of its own takes long to start
     monkeypatch.delenv("TESTS_SEED")
     own = (ROOT / "conftest.py").read_text()
     pytester.makeconftest(own.replace("from tests", f"import sys\nsys.path.insert(0, {str(ROOT)!r})\nfrom tests", 1))
@@ -61,7 +61,7 @@ def run(suite: pytest.Pytester, *words: str) -> pytest.RunResult:
 
 @pytest.mark.parametrize("how", [(), SPREAD], ids=["one-process", "spread"])
 def test_the_quick_lane_leaves_out_what_is_marked_and_says_how_many(suite: pytest.Pytester, how: tuple[str, ...]) -> None:
-    """Whole tests and single parameters; a test that is left out must not look as if there were none."""
+    """Whole tests and single parameters; a user must see that tests were left out."""
     done = run(suite, *how)
     done.assert_outcomes(passed=3, deselected=None if how else 3)
     done.stdout.fnmatch_lines(["3 tests are in the full lane only: ./dev test --full"])
@@ -69,7 +69,7 @@ def test_the_quick_lane_leaves_out_what_is_marked_and_says_how_many(suite: pytes
 
 @pytest.mark.parametrize("how", [(), SPREAD], ids=["one-process", "spread"])
 def test_the_full_lane_runs_all_and_prints_its_seed(suite: pytest.Pytester, how: tuple[str, ...]) -> None:
-    """It stands at the end, where it is looked for, as the command that draws the same again."""
+    """The command that draws the same values again is at the end of the output."""
     done = run(suite, "--full", *how)
     done.assert_outcomes(passed=6)
     assert "full lane only" not in done.stdout.str()
@@ -86,12 +86,12 @@ def test_a_test_that_is_named_runs_in_either_lane(suite: pytest.Pytester, name: 
 
 
 def told(done: pytest.RunResult) -> list[str]:
-    """The seed, and what was drawn."""
+    """The seed, and the drawn values."""
     return re.findall(r"(?:seed|drawn) (-?\d+)$", done.stdout.str(), re.MULTILINE)
 
 
 def test_a_quick_run_draws_the_same_and_a_full_one_something_new_that_can_be_repeated(suite: pytest.Pytester) -> None:
-    """What fails once can be looked at again."""
+    """So a failure can be reproduced."""
     assert told(run(suite)) == told(run(suite))
     first, second = run(suite, "--full"), run(suite, "--full")
     assert told(first) != told(second)
@@ -101,7 +101,7 @@ def test_a_quick_run_draws_the_same_and_a_full_one_something_new_that_can_be_rep
 
 
 def test_slow_tests_are_started_first(suite: pytest.Pytester) -> None:
-    """None of them is alone at the end."""
+    """So none of them runs alone at the end."""
     done = run(suite, "-p", "xdist", "-n", "1", "--dist", "loadgroup")
     assert re.findall(r"PASSED.*::(test_\w+)", done.stdout.str())[0] == "test_late"
 
@@ -126,7 +126,7 @@ def test_few_more():
 
 
 def test_a_group_with_slow_tests_is_started_before_a_larger_one(suite: pytest.Pytester) -> None:
-    """All tests of a group count together, and a slow one as many others: by their number alone, the slow ones would end last."""
+    """All tests of a group count together, and a slow one counts as many; otherwise the slow ones would end last."""
     (suite.path / "suite" / "test_later.py").write_text(GROUPS)
     done = run(suite, "-p", "xdist", "-n", "1", "--dist", "loadgroup")
     names = re.findall(r"PASSED.*::(test_\w+)", done.stdout.str())

@@ -1,1 +1,1 @@
-"""What OpenTelemetry is told, by real SDKs in real workers, and what it costs where nobody asks for it."""
+"""The traces and metrics that real SDKs in real workers send to OpenTelemetry, and their cost if they are off."""

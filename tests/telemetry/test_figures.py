@@ -1,4 +1,4 @@
-"""The figures: they are what the outcome log says, of every process once, bounded in number; depths are told by one worker."""
+"""The metrics equal the outcome log, count every process once, and are bounded in number; one worker reports the depths."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @pytest.mark.parametrize("more", [-1, 0, 1])
 def test_the_number_of_series_is_bounded(more: int) -> None:
-    """At N-1, N and N+1 label sets; what is one too many has the names that stand for the others, however often it is asked for."""
+    """At N-1, N and N+1 label sets; a further one counts under the names for all others, however often it is asked for."""
     series = Series({"shop.pack"}, most=5)
     for number in range(5 + more):
         series.of(f"q{number}", "shop.pack", "succeeded")
@@ -39,14 +39,14 @@ def test_the_number_of_series_is_bounded(more: int) -> None:
 
 
 def test_names_of_strangers_make_no_series() -> None:
-    """Whatever a message calls its task, and however many of them there are."""
+    """However many names messages give to their tasks."""
     series = Series({"shop.pack"}, most=5)
     assert {series.of("q\x1b[2J", f"task-{number}") for number in range(50)} == {("q\\x1b[2J", UNKNOWN)}
     assert series.of("q", "shop.pack") == ("q", "shop.pack")
 
 
 def test_a_child_does_not_tell_what_its_parent_has_counted() -> None:
-    """It begins at 0."""
+    """The child begins at 0."""
     tally = Tally("queue", "reason")
     tally.count(("orders", ""))
     tally.count(("orders", ""))
@@ -98,7 +98,7 @@ def test_figures_are_what_the_outcome_log_says(request: pytest.FixtureRequest, f
 
 
 def test_children_that_replace_others_tell_their_own_figures_once(server: Any, folder: Path) -> None:
-    """Each child runs one task, publishes another, and ends: what it has published is told, and nothing of its parent's."""
+    """Each child runs one task, publishes another, and ends: it reports its publication, and nothing of its parent's."""
     (folder / "mended").touch()
     with traced(server, folder, conf={"worker_max_tasks_per_child": 1}) as shop:
         shop.start()
@@ -120,13 +120,13 @@ def test_children_that_replace_others_tell_their_own_figures_once(server: Any, f
 
 
 def test_a_forked_process_begins_anew_whatever_its_parent_was_doing() -> None:
-    """While a thread of the parent collects and another one exports: their locks are not the child's, nor what they collect."""
+    """Threads of the parent collect and export at that moment: the child must not inherit their locks or data."""
     done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, check=False, timeout=60)
     assert done.stdout.split() == ["parent", "2", "child", "0", "1"], done.stderr
 
 
 def test_an_sdk_that_is_built_otherwise_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is replaced in what is not known, and nothing fails."""
+    """In an SDK with unknown internals nothing is replaced, and nothing fails."""
     for stores in ({}, {"reader": object()}, {"reader": SimpleNamespace(_sdk_config=1)}):
         consumer = SimpleNamespace(_lock="its own", _reader_storages=stores)
         monkeypatch.setattr(metrics, "get_meter_provider", lambda found=consumer: SimpleNamespace(_measurement_consumer=found))
@@ -135,7 +135,7 @@ def test_an_sdk_that_is_built_otherwise_is_left_alone(monkeypatch: pytest.Monkey
 
 
 def test_a_collector_that_does_not_answer_does_not_keep_a_child_from_ending(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is waited for so long and no longer; what fails keeps nothing from being sent, either."""
+    """The wait has a limit; an error does not stop the other exports."""
     asked, answers = Queue[str](), Event()
 
     def fails(_: int) -> None:
@@ -154,7 +154,7 @@ def test_a_collector_that_does_not_answer_does_not_keep_a_child_from_ending(monk
     answers.set()
 
 
-#: Measures twice, and forks with the SDK's locks held; the child says what it has, measures once, and says it again.
+#: Measures twice, and forks while the SDK's locks are held; the child prints its figures, measures once, and prints them again.
 FORKED = """
 import os, signal
 from opentelemetry import metrics
@@ -192,7 +192,7 @@ os.waitpid(child, 0)
 
 @pytest.mark.parametrize("broker", ["redis", pytest.param("rabbitmq", marks=FULL)])
 def test_depths_are_told_by_one_worker(request: pytest.FixtureRequest, folder: Path, broker: str) -> None:
-    """Two workers are there; what waits, is delayed and is dead is told once."""
+    """With two workers, the numbers of waiting, delayed and dead messages are reported once."""
     server = request.getfixturevalue("server" if broker == "redis" else "rabbit")
     settings = {**SETTINGS, "queues": {"#": {"max_delivery_attempts": 1}}}
     with traced(server, folder, settings=settings) as shop:

@@ -1,4 +1,4 @@
-"""One trace over every attempt of a task, its death, its redrive and its success: told by real SDKs, and asserted as a tree."""
+"""One trace over every attempt of a task, its death, its redrive and its success: from real SDKs, checked as a tree."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.telemetry.traced import SETTINGS, Traced, shown, traced
 if TYPE_CHECKING:
     from pathlib import Path
 
-#: The life of one message, as its spans stand below each other; `P` and `R` are the names of its publication and of its runs.
+#: The life of one message, as a tree of its spans; `P` and `R` are the names of its publication and of its runs.
 LIVES = """\
 {P}
   receive celery #1 of life 0
@@ -47,7 +47,7 @@ def _broker(request: pytest.FixtureRequest, name: str) -> Any:
 
 
 def _links(spans: list[Told]) -> None:
-    """Each attempt, its receive and its run, links to the publication and to the attempt before, be it one of the life before."""
+    """Each attempt, its receive and its run, links to the publication and to the attempt before, even in an earlier life."""
     published = spans[0]
     received = [each for each in spans if each["messaging.operation.name"] == "receive"]
     runs = [each for each in spans if each.kind == "CONSUMER"]
@@ -72,7 +72,7 @@ def _links(spans: list[Told]) -> None:
 def test_one_trace_has_four_attempts_a_death_a_redrive_and_a_success(
     request: pytest.FixtureRequest, folder: Path, broker: str, neighbour: bool
 ) -> None:
-    """Each step once, whoever tells of it: beside `opentelemetry-instrumentation-celery` its spans stand for the runs."""
+    """Each step is there once; with `opentelemetry-instrumentation-celery`, that library's spans are the runs."""
     with traced(_broker(request, broker), folder, neighbour=neighbour) as shop:
         shop.start()
         task_id = shop.publish("recovers")
@@ -94,7 +94,7 @@ def test_one_trace_has_four_attempts_a_death_a_redrive_and_a_success(
         child = [each for each in shop.collector.spans if each["celery.task_name"] == "tests.support.shop.ok"]
         [last] = [each for each in spans if each.kind == "CONSUMER"][-1:]
         assert {each.trace_id for each in child} == {last.trace_id}
-        assert last.span_id in {each.parent_id for each in child}  # what a task publishes hangs below its run
+        assert last.span_id in {each.parent_id for each in child}  # a message that the task publishes is below its run
 
 
 def _says_what_the_books_say(shop: Traced, task_id: str, spans: list[Told], broker: str) -> None:
@@ -112,12 +112,12 @@ def _says_what_the_books_say(shop: Traced, task_id: str, spans: list[Told], brok
 
 
 def _follows_the_conventions(spans: list[Told], broker: str) -> None:
-    """Kinds, names and attributes, as the conventions for messaging have them; a failed attempt is an error, a move is none."""
+    """Kinds, names and attributes follow the messaging conventions; a failed attempt is an error, a move is not."""
     kinds = {"publish": "PRODUCER", "receive": "CLIENT", "process": "CONSUMER", "settle": "CLIENT"}
     types = {"publish": "send", "receive": "receive", "process": "process", "settle": "settle"}
     for each in spans:
         operation = each["messaging.operation.name"]
-        if operation is None:  # the neighbour's
+        if operation is None:  # the other library's
             continue
         assert each.name == f"{operation} {each['messaging.destination.name']}"
         assert each.kind == kinds[operation]
@@ -130,7 +130,7 @@ def _follows_the_conventions(spans: list[Told], broker: str) -> None:
 
 
 def test_an_instrumentation_that_is_still_being_imported_harms_no_publication(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another thread imports it: its module is there, and what it holds is not, yet."""
+    """Another thread imports it at that moment: its module exists, but its names do not yet."""
     app = Celery("producer", broker="memory://", set_as_current=False)
     Redelivery(app)
     sent: list[str] = []
@@ -143,7 +143,7 @@ def test_an_instrumentation_that_is_still_being_imported_harms_no_publication(mo
 
 
 def test_an_attempt_whose_process_dies_has_a_move_that_says_why(server: Any, folder: Path) -> None:
-    """Its run is told by nobody; what followed is, and the next attempt links to it."""
+    """Its run has no span, because the process died; the move has one, and the next attempt links to it."""
     settings = {**SETTINGS, "queues": {"#": {"redelivery_delay": 0.1, "max_delivery_attempts": 3}}}
     with traced(server, folder, settings=settings) as shop:
         shop.start()
@@ -174,7 +174,7 @@ def test_an_attempt_whose_process_dies_has_a_move_that_says_why(server: Any, fol
 def test_after_a_killed_worker_the_next_delivery_links_to_the_move_that_says_so(
     request: pytest.FixtureRequest, folder: Path, broker: str, counts: bool
 ) -> None:
-    """Nobody else knows the dead worker's span. Whether the crash counts depends on whether its start was recorded."""
+    """The dead worker's span is unknown. Whether the crash counts depends on whether its start was recorded."""
     policy = {"max_delivery_attempts": 3, "persist_delivery_count": "always" if counts else "suspects"}
     with traced(_broker(request, broker), folder, settings={**SETTINGS, "queues": {"#": policy}}) as shop:
         first = shop.start()
@@ -198,7 +198,7 @@ def test_after_a_killed_worker_the_next_delivery_links_to_the_move_that_says_so(
         [receive, run] = [each for each in spans if each["redelivery.attempt"] == again and each.start > lost.start][:2]
         assert list(receive.links) == list(run.links) == [spans[0].span_id, lost.span_id]
         scheduled = shop.ended(task_id, "redelivery_scheduled")
-        if counts and broker == "redis":  # where a start is recorded as a time
+        if counts and broker == "redis":  # if a start is recorded as a time
             assert scheduled.started_ms is not None
             assert 0 <= scheduled.at_ms - scheduled.started_ms < 300_000
         else:
@@ -223,7 +223,7 @@ HANDLED = """\
 def test_what_a_dead_letter_handler_does_is_told_in_the_trace_of_its_letter(
     request: pytest.FixtureRequest, folder: Path, broker: str
 ) -> None:
-    """Its receipt of the letter, its run and its decision; the task's next life goes on below the same publication."""
+    """The delivery of the dead letter, the handler's run and its decision; the task's next life is below the same publication."""
     settings = {**SETTINGS, "queues": {"#": {"max_delivery_attempts": 1}}}
     with traced(_broker(request, broker), folder, settings=settings, module="tests.support.traced_letter_shop") as shop:
         shop.start("-Q", "celery")
@@ -261,7 +261,7 @@ def test_pools_that_share_the_workers_process_tell_the_same(server: Any, folder:
 
 @pytest.mark.parametrize("neighbour", [False, pytest.param(True, marks=FULL)])
 def test_what_a_task_publishes_anew_goes_on_in_its_trace(server: Any, folder: Path, neighbour: bool) -> None:
-    """`self.retry` with other arguments: the message is another one, its life is one, and so is its trace."""
+    """After `self.retry` with other arguments the message is new, but it has the same life and the same trace."""
     with traced(server, folder, neighbour=neighbour) as shop:
         shop.start()
         task_id = shop.publish("asks_again", 1)
@@ -278,7 +278,7 @@ def test_what_a_task_publishes_anew_goes_on_in_its_trace(server: Any, folder: Pa
 
 
 def test_a_message_without_a_trace_begins_one_that_its_next_attempts_go_on_in(server: Any, folder: Path) -> None:
-    """A producer that tells nobody published it; the second attempt hangs below the first."""
+    """Its producer has no tracing; the second attempt is below the first."""
     with traced(server, folder) as shop:
         shop.settings = {**SETTINGS, "opentelemetry": False}
         task_id = shop.send("recovers")
@@ -293,7 +293,7 @@ def test_a_message_without_a_trace_begins_one_that_its_next_attempts_go_on_in(se
 
 @pytest.mark.parametrize("hidden", [{"store_failure_texts": False}, {"redact": True}], ids=["not stored", "redacted"])
 def test_texts_of_exceptions_are_not_told_where_they_are_not_stored_or_hidden(server: Any, folder: Path, hidden: Any) -> None:
-    """A failed run has its type alone."""
+    """The span of a failed run has only the exception's type."""
     settings = {**SETTINGS, **hidden, "queues": {"#": {"max_delivery_attempts": 1}}}
     with traced(server, folder, settings=settings) as shop:
         shop.start()
@@ -306,7 +306,7 @@ def test_texts_of_exceptions_are_not_told_where_they_are_not_stored_or_hidden(se
 
 
 def test_an_exception_without_words_fails_its_attempt_as_it_does_untraced(server: Any, folder: Path) -> None:
-    """Its `__str__` raises: the SDK cannot record it, and the message is delivered again all the same."""
+    """Its `__str__` raises: the SDK cannot record it, but the message is redelivered."""
     settings = {**SETTINGS, "queues": {"#": {"max_delivery_attempts": 2, "redelivery_delay": 0.1}}}
     with traced(server, folder, settings=settings) as shop:
         shop.start()
@@ -318,7 +318,7 @@ def test_an_exception_without_words_fails_its_attempt_as_it_does_untraced(server
 
 
 def test_what_is_not_sampled_is_told_by_figures_alone(server: Any, folder: Path) -> None:
-    """Its publication decides for all its attempts: there is no span of it, and nothing in its history."""
+    """The publication decides for all its attempts: there is no span, and no trace in its history."""
     with traced(server, folder, variables={"OTEL_TRACES_SAMPLER": "parentbased_always_off"}) as shop:
         shop.start()
         task_id = shop.publish("recovers")
@@ -333,7 +333,7 @@ def test_what_is_not_sampled_is_told_by_figures_alone(server: Any, folder: Path)
 
 @pytest.mark.parametrize("neighbour", [False, pytest.param(True, marks=FULL)])
 def test_without_the_setting_nothing_is_told_and_messages_are_as_they_were(server: Any, folder: Path, neighbour: bool) -> None:
-    """The SDK is there, and so may the neighbour be, which is told of as before."""
+    """The SDK may be there, and so may the other library, which works as before."""
     with traced(server, folder, neighbour=neighbour, settings={**SETTINGS, "opentelemetry": False}) as shop:
         shop.start()
         task_id = shop.publish("shows")

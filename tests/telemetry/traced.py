@@ -1,4 +1,4 @@
-"""Shops whose processes tell a collector of the test's: producers, workers and commands, each with its own SDK."""
+"""Shops whose processes send telemetry to a test's collector: producers, workers and commands, each with its own SDK."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ print(app.send_task(name, args, **options).id)
 
 @dataclass
 class Traced(Shop):
-    """A shop, and what its collector has been told."""
+    """A shop, and the data that its collector has received."""
 
     collector: Collector = field(default_factory=Collector)
     variables: dict[str, str] = field(default_factory=dict)
@@ -45,7 +45,7 @@ class Traced(Shop):
         return {**super().environment, "SHOP_OTLP": self.collector.address, **self.variables}
 
     def does(self, *words: str) -> str:
-        """Run a Python program to its end, which has to be a good one; what it printed."""
+        """Run a Python program, which must succeed; returns its output."""
         done = subprocess.run(
             [sys.executable, *words],
             env=self.environment,
@@ -64,7 +64,7 @@ class Traced(Shop):
         return self.does("-c", PUBLISH, json.dumps([name, args, options])).splitlines()[-1]
 
     def told(self, task_id: str, count: int) -> list[Told]:
-        """Wait until there are so many spans of a task, and no more of them come with the next exports."""
+        """Wait until there are so many spans of a task, and check that later exports bring no more."""
         until(lambda: len(self.collector.of_task(task_id)) >= count, 60, f"{count} spans, not {self.shown(task_id)}")
         for worker in self.workers:
             worker.stop()

@@ -1,4 +1,4 @@
-"""What may be shown: addresses lose their credentials, and nothing else; text stays on its line."""
+"""Output: credentials are removed from addresses, and nothing else is; text stays on its line."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.support.desk import harmless as moves_nothing
     ],
 )
 def test_credentials_leave_an_address(text: str, expected: str) -> None:
-    """Whatever was not encoded in them; the host, the path and other parameters stay."""
+    """For any unencoded character in them; the host, the path and other parameters stay."""
     assert scrubbed(text) == expected
 
 
@@ -49,13 +49,13 @@ def test_all_else_stays_as_it_is(text: str) -> None:
 
 @given(st.text(), st.text(st.characters(exclude_categories=["Z", "C"])), st.sampled_from(["redis", "s3", "amqp"]))
 def test_no_password_is_left(before: str, password: str, scheme: str) -> None:
-    """Of whatever characters it is, as long as none of them is a space; what stands before it stays."""
+    """With any characters except spaces; the text before it stays."""
     assert scrubbed(f"{before} {scheme}://user:SECRET{password}SECRET@host/x") == f"{scrubbed(before)} {scheme}://**@host/x"
     assert moves_nothing(harmless(f"{before}{scheme}://user:{password}@host"))
 
 
 def test_a_long_text_takes_no_longer_than_it_is_long() -> None:
-    """No pattern goes over it again and again: a million characters of each kind that one might begin with."""
+    """The time is linear in the length: a million of each character with which a pattern could begin."""
     for part in ("a", "://", "a://", "://@", "?a", "&key", "@", "?" + "a" * 39):
         text = part * (1_000_000 // len(part)) + "://"
         assert len(scrubbed(text)) <= len(text) + 2 * text.count("@")

@@ -1,4 +1,4 @@
-"""What the page changes: by forms alone, as a browser without scripts sends them."""
+"""The changes that the page makes: only by forms, as a browser without scripts sends them."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ def operator(open_page: Callable[..., WebPage]) -> Visitor:
 
 @pytest.fixture
 def _led_elsewhere(desk: Desk) -> None:
-    """Another process leads among those that carry operations out, and does nothing: what is begun waits."""
+    """Another process leads the operations and does nothing, so that new operations wait."""
     desk.client.set(desk.keys.operator, "another")
 
 
 def letter_of(operator: Visitor, task_id: str) -> Answer:
-    """The screen of a letter."""
+    """The screen of a dead letter."""
     return operator.get(f"/letter?queue={LETTERS}&id={task_id}")
 
 
 def test_a_letter_goes_back_by_its_button(desk: Desk, operator: Visitor) -> None:
-    """It lies in its queue, one generation on, and the audit says who sent it."""
+    """It is in its queue, in the next generation, and the audit has the user's name."""
     task_id = desk.die()
     [form, *_] = letter_of(operator, task_id).forms("/letter/redrive")
     answer = operator.post("/letter/redrive", {**form, "why": "the bug is mended"})
@@ -61,7 +61,7 @@ def test_a_letter_goes_back_by_its_button(desk: Desk, operator: Visitor) -> None
 
 
 def test_a_letter_that_has_left_meanwhile_is_not_sent_again(desk: Desk, operator: Visitor) -> None:
-    """The second click is told so."""
+    """The second click gets that answer."""
     task_id = desk.die()
     [form, *_] = letter_of(operator, task_id).forms("/letter/redrive")
     operator.post("/letter/redrive", form)
@@ -85,7 +85,7 @@ def test_a_letter_is_changed_before_it_goes(desk: Desk, operator: Visitor) -> No
 
 
 def test_the_audit_names_only_what_a_change_changed(desk: Desk, operator: Visitor) -> None:
-    """The form holds all fields of a dead letter; those that come back as they were are not named."""
+    """The form has all fields of a dead letter; unchanged fields are not named."""
     task_id = desk.die(task_message(body=body_of("blu")))
     _, form = letter_of(operator, task_id).forms("/letter/redrive")
     operator.post("/letter/redrive", {**form, "changes": json.dumps(json.loads(form["changes"]) | {"kwargs": {"size": 2}})})
@@ -95,7 +95,7 @@ def test_the_audit_names_only_what_a_change_changed(desk: Desk, operator: Visito
 
 @pytest.mark.usefixtures("_led_elsewhere")
 def test_letters_are_counted_then_redriven_as_an_operation(desk: Desk, operator: Visitor) -> None:
-    """The dry run changes nothing; the operation that follows has the filter, the options and who asked."""
+    """The dry run changes nothing; the operation has its filter, its options and the user."""
     for _ in range(3):
         desk.die(fingerprint="f-one")
     desk.die(fingerprint="f-two")
@@ -128,7 +128,7 @@ def test_an_operation_is_paused_resumed_and_aborted(desk: Desk, operator: Visito
 
 @pytest.mark.usefixtures("_led_elsewhere")
 def test_an_option_and_a_filter_have_one_name_on_each_screen(desk: Desk, operator: Visitor) -> None:
-    """On the form that asks for them, in the dry run, with the operation, and in the list of all."""
+    """In the form, in the dry run, with the operation, and in the list of all operations."""
     desk.die(task_message(task="desk.pack"))
     names = {
         "canary": "1",
@@ -156,7 +156,7 @@ def test_an_option_and_a_filter_have_one_name_on_each_screen(desk: Desk, operato
 
 
 def test_all_letters_are_meant_only_where_that_is_said(desk: Desk, operator: Visitor) -> None:
-    """A form that lost its filter begins nothing."""
+    """A form whose filter is missing begins nothing."""
     desk.die()
     [form] = operator.get(f"/operations/preview?kind=purge&queue={LETTERS}&task=desk.*").forms("/operations/begin")
     del form["task"]
@@ -165,7 +165,7 @@ def test_all_letters_are_meant_only_where_that_is_said(desk: Desk, operator: Vis
 
 
 def test_letters_are_moved_to_no_queue_where_they_would_run(desk: Desk, open_page: Callable[..., WebPage]) -> None:
-    """Who may move and not redrive could have them run: neither the dry run nor the form does it, and both name the redrive."""
+    """A user who may move but not redrive could make them run: the dry run and the form refuse, and name the redrive."""
     desk.die()
     operator = open_page("--allow", "move").operator()
     [form] = operator.get(f"/operations/preview?kind=move&queue={LETTERS}&to=DLQ.kept&create=1").forms("/operations/begin")
@@ -179,7 +179,7 @@ def test_letters_are_moved_to_no_queue_where_they_would_run(desk: Desk, open_pag
 
 
 def test_waiting_messages_are_cancelled_by_their_task_behind_a_dry_run(desk: Desk, operator: Visitor) -> None:
-    """The dry run changes nothing; the operation that follows has the tasks, the queue and who asked."""
+    """The dry run changes nothing; the operation has the tasks, the queue and the user."""
     for number in range(3):
         desk.delay(task_message(f"task-late-{number}", task="shop.remind"))
     other = desk.delay(task_message("task-other"))
@@ -205,7 +205,7 @@ def test_waiting_messages_are_cancelled_by_their_task_behind_a_dry_run(desk: Des
 
 
 def test_all_that_waits_is_cancelled_only_where_that_is_said(desk: Desk, operator: Visitor) -> None:
-    """A form that lost its task begins nothing."""
+    """A form whose task is missing begins nothing."""
     desk.delay(task_message())
     [form] = operator.get("/operations/preview?kind=cancel&task=desk.*").forms("/operations/begin")
     del form["task"]
@@ -213,7 +213,7 @@ def test_all_that_waits_is_cancelled_only_where_that_is_said(desk: Desk, operato
 
 
 def test_none_is_no_limit(desk: Desk, operator: Visitor) -> None:
-    """A zero is refused, and not taken for a field that was left empty."""
+    """Zero is refused, and is not treated like an empty field."""
     desk.die()
     [form] = operator.get(f"/operations/preview?kind=purge&queue={LETTERS}&limit=1").forms("/operations/begin")
     answer = operator.post("/operations/begin", {**form, "limit": "0"})
@@ -222,7 +222,7 @@ def test_none_is_no_limit(desk: Desk, operator: Visitor) -> None:
 
 
 def test_delayed_messages_are_promoted_rescheduled_and_cancelled(desk: Desk, operator: Visitor) -> None:
-    """One by one, and a message that is gone is left alone."""
+    """One at a time; a message that is gone is not touched."""
     one, two = desk.delay(task_message("task-one-1")), desk.delay(task_message("task-two-2"))
     screen = operator.get("/delayed")
     assert "2 messages wait" in screen.read
@@ -240,7 +240,7 @@ def test_delayed_messages_are_promoted_rescheduled_and_cancelled(desk: Desk, ope
 
 
 def test_task_shows_its_life_over_its_generations(desk: Desk, operator: Visitor) -> None:
-    """By the beginning of its id, too."""
+    """The beginning of its id is enough."""
     task_id = desk.die()
     [form, *_] = letter_of(operator, task_id).forms("/letter/redrive")
     operator.post("/letter/redrive", form)
@@ -250,7 +250,7 @@ def test_task_shows_its_life_over_its_generations(desk: Desk, operator: Visitor)
 
 
 def test_the_audit_goes_on_where_it_was_exported(desk: Desk, open_page: Callable[..., WebPage], tmp_path: Path) -> None:
-    """On the screen of all operations, and on that of one that has ended; what cannot be read is said there."""
+    """On the screen of all operations and on that of a finished one; a part that cannot be read is reported there."""
     out = tmp_path / "out"
     page = open_page("--allow", "all", settings=json.dumps({"outcome_archive": str(out)}))
     desk.die()
@@ -266,7 +266,7 @@ def test_the_audit_goes_on_where_it_was_exported(desk: Desk, open_page: Callable
 
 
 def test_every_screen_opens(desk: Desk, operator: Visitor) -> None:
-    """With something in each, and from each link of the navigation."""
+    """With data on each, and from each link of the navigation."""
     desk.publish()
     desk.hold()
     desk.delay(task_message())

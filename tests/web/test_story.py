@@ -1,9 +1,10 @@
 """The whole story, with real workers: a bad deployment, its causes, a canary that fails, a repair, a redrive, and the books.
 
-The page and the worker that carries the redrive out are killed in between. It is driven in a real browser, in one that runs no
-scripts, and by forms alone as plain HTTP.
+The page and the worker that carries out the redrive are killed in between. It runs in a real browser, in a browser without
+scripts, and with plain HTTP forms.
 
-`STORY_LETTERS=40000 ./dev test --full -s tests/web/test_story.py -k scripts-40000` has it with as many letters as an incident has.
+`STORY_LETTERS=40000 ./dev test --full -s tests/web/test_story.py -k scripts-40000` runs it with as many dead letters as a real
+incident has.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ if TYPE_CHECKING:
 
 __all__ = ["browser"]
 
-#: The causes with their parts of all, and what their tasks raise; the last one cannot be mended.
+#: The causes with their shares, and what their tasks raise; the last one cannot be repaired.
 CAUSES = {"refused": (0.6, "ValueError"), "late": (0.27, "TimeoutError"), "gone": (0.13, "LookupError")}
-#: As many letters as the environment says, for the full lane.
+#: The number of dead letters in the environment, for the full lane.
 MANY = int(os.environ.get("STORY_LETTERS", "2000"))
 #: Seconds that one step may take.
 TIMEOUT = 900.0
@@ -55,7 +56,7 @@ class Process:
     log: Path
 
     def kill(self) -> None:
-        """With its children, at once."""
+        """Kill it with its children, at once."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.running.pid, signal.SIGKILL)
         self.running.wait(30)
@@ -70,7 +71,7 @@ class Fleet:
     workers: list[Process] = field(default_factory=list)
 
     def start(self) -> None:
-        """One more."""
+        """Start one more worker."""
         name = f"w{len(self.workers)}"
         words = ("-A", "tests.support.page.web_shop", "worker", "-c", "2", "-n", f"{name}@x", "--loglevel", "INFO")
         path = self.folder / f"{name}.log"
@@ -81,7 +82,7 @@ class Fleet:
         self.workers.append(Process(process, path))
 
     def leader(self, operation: str) -> Process | None:
-        """The living worker that has taken this operation, if any has."""
+        """The living worker that carries out this operation, if any."""
         living = [each for each in self.workers if each.running.poll() is None]
         lines = ((each, line) for each in living for line in each.log.read_text(errors="replace").splitlines())
         return next((each for each, line in lines if "operation.taken" in line and operation in line), None)
@@ -89,7 +90,7 @@ class Fleet:
 
 @pytest.fixture
 def env(server: Server, tmp_path: Path) -> dict[str, str]:
-    """Where the shop's broker is, and what is broken."""
+    """The shop's broker, and the file that breaks its tasks."""
     settings = {"lease": 3, "queues": {"#": {"max_delivery_attempts": 1}}}
     given = {"WEB_SHOP_BROKER": server.url, "WEB_SHOP_BROKEN": str(tmp_path), "WEB_SHOP_SETTINGS": json.dumps(settings)}
     return {**os.environ, **given}
@@ -97,7 +98,7 @@ def env(server: Server, tmp_path: Path) -> dict[str, str]:
 
 @pytest.fixture
 def fleet(env: dict[str, str], tmp_path: Path) -> Iterator[Fleet]:
-    """Workers, which are killed in the end."""
+    """Workers, which are killed at the end."""
     fleet = Fleet(env, tmp_path)
     yield fleet
     for each in fleet.workers:
@@ -107,7 +108,7 @@ def fleet(env: dict[str, str], tmp_path: Path) -> Iterator[Fleet]:
 
 @dataclass
 class Story:
-    """One run of it: as many letters, at this rate, with this hand."""
+    """One run: the number of dead letters, the rate, and the way to use the page."""
 
     desk: Desk
     fleet: Fleet
@@ -124,11 +125,11 @@ class Story:
         return {**some, "gone": self.letters - sum(some.values())}
 
     def say(self, what: str) -> None:
-        """How long it took until here; seen with `-s`."""
+        """Print the time until here; seen with `-s`."""
         print(f"\n{time.monotonic() - self.began:7.1f} s  {what}", end="")  # noqa: T201 - figures of a run
 
     def break_it(self) -> None:
-        """Deploy, and let all tasks die of it."""
+        """Deploy the fault, and let all tasks die of it."""
         for cause in CAUSES:
             (self.folder / cause).touch()
         number = 0
@@ -144,7 +145,7 @@ class Story:
         self.say(f"{self.letters} letters have died")
 
     def look(self) -> None:
-        """See that much has died, of what, and one of them."""
+        """See that many tasks have died, of what, and one of them."""
         assert f"dead letters {self.letters:,}" in self.hand.open("/")
         self.hand.follow("/causes", "Causes")
         said = until(
@@ -160,7 +161,7 @@ class Story:
         self.hand.follow("/letters", "all dead letters of this cause")
 
     def begin(self, chosen: int, why: str, **fields: str) -> str:
-        """A dry run of what is chosen on the screen, and the operation behind it: its id."""
+        """Make a dry run of what is chosen on the screen, and begin the operation: its id."""
         said = self.hand.send("/operations/preview", kind="redrive", **fields)
         if "being counted" in said:
             said = until(lambda: _if_in("would go", self.hand.again()), TIMEOUT, "the dry run")
@@ -171,7 +172,7 @@ class Story:
         return listed(self.desk.install)[0].id
 
     def ends(self, operation: str, state: State) -> str:
-        """Look at it until it has ended; what its screen says then."""
+        """Open it until it has ended; the text of its screen then."""
         until(lambda: found(self.desk.install, operation).has_ended, TIMEOUT, "the operation to end")
         said = self.hand.open(f"/operation?id={operation}")
         assert f"Redrive of {LETTERS} {state}" in said, said
@@ -184,12 +185,12 @@ class Story:
 
 
 def _if_in(text: str, said: str) -> str:
-    """What was said, where this is in it."""
+    """The text `said`, if it contains `text`."""
     return said if text in said else ""
 
 
 def told(story: Story, opened: str) -> None:
-    """What ends as it must: all but the unmendable succeed, none twice, and the audit has all of it."""
+    """The expected ends: all but the unrepairable succeed, none twice, and the audit has all of it."""
     desk, counts = story.desk, story.counts
     mended = counts["refused"] + counts["late"]
     until(lambda: len(set((story.folder / "paid").read_text().split())) == mended, TIMEOUT, "all that can be mended to succeed")
@@ -219,7 +220,7 @@ def told(story: Story, opened: str) -> None:
 
 
 def books(story: Story) -> Path:
-    """Export, and run the books: where they are."""
+    """Export, and run the books: their folder."""
     places = {name: str(story.folder / name) for name in ("outcomes", "inventory", "books")}
     app = ("-A", "tests.support.page.web_shop")
     runs = (
@@ -260,7 +261,7 @@ def books(story: Story) -> Path:
 def test_a_bad_deployment_is_mended_from_the_page(  # noqa: PLR0917 - fixtures, and what is drawn
     desk: Desk, fleet: Fleet, tmp_path: Path, kind: str, letters: int, rate: str, request: pytest.FixtureRequest
 ) -> None:
-    """The canary of what is not mended stops; after the repair all go back and succeed, each once, though processes are killed."""
+    """The canary stops before the repair; afterwards all go back and succeed, each once, although processes are killed."""
     hand: Hand = Forms() if kind == "forms" else Window(request.getfixturevalue("browser"), has_scripts=kind == "scripts")
     story, words = Story(desk, fleet, tmp_path, hand, letters, rate), ("--allow", "redrive", "--as", "ada")
     story.break_it()

@@ -1,4 +1,4 @@
-"""The export of the audit: each record reaches the files once, whatever dies on the way, and what had gone before is counted."""
+"""The export of the audit: each record reaches the files once, whatever crashes, and records lost before the export are counted."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["each_desk"]
 
-#: An exporter that exports again at once, until it is killed.
+#: An exporter that exports in a loop until it is killed.
 EXPORTER = """
 import sys
 from types import SimpleNamespace
@@ -48,13 +48,13 @@ while True:
 
 
 def recorded(desk: Desk, *whys: str, entry_id: str = "*") -> list[str]:
-    """The ids of a record for each reason."""
+    """The ids of new records, one for each reason."""
     said = [acted(Act.PURGE, Acted.DONE, LETTERS, actor="ana", why=each, result={"moved": 2}) for each in whys]
     return [text(desk.client.xadd(desk.keys.audit, {"record": each}, id=entry_id)) for each in said]
 
 
 def lines(out: Path) -> list[dict[str, Any]]:
-    """The lines of all files, as often as they are there, by their ids."""
+    """The lines of all files by their ids, as often as they are there."""
     rows = [json.loads(line) for file in out.glob("_audit/*/*.jsonl") for line in file.read_text().splitlines()]
     return sorted(rows, key=lambda row: [int(part) for part in row["record_id"].split("-")])
 
@@ -65,7 +65,7 @@ def ids(out: Path) -> list[str]:
 
 
 def read(out: Path) -> list[str]:
-    """The ids as a reader has them, the oldest first."""
+    """The ids as a reader gets them, the oldest first."""
     return [row["record_id"] for rows in read_records(str(out), []) for row in rows][::-1]
 
 
@@ -75,12 +75,12 @@ def export(desk: Desk, out: Path) -> Any:
 
 
 def gaps(out: Path) -> list[tuple[int | None, str]]:
-    """What is noted as missing."""
+    """The gaps that the export has noted."""
     return [(row.get("lost"), row["why"]) for row in read_lines(str(out / "_audit"), "_gaps.jsonl")]
 
 
 def test_each_record_is_a_line_with_all_that_was_recorded(desk: Desk, folder: Path) -> None:
-    """As `audit --json` prints it, with what a later version may add; the broker keeps it. No reader of events meets the folder."""
+    """As `audit --json` prints it, with unknown later fields; the broker keeps it. Readers of events skip the folder."""
     task_id = desk.die()
     desk.json("dlq", "purge", LETTERS, "--id", task_id, "--yes", "--as", "ana", "--why", "not ours")
     desk.client.xadd(desk.keys.audit, {"record": '{"actor": "b", "act": "redrive", "acted": "done", "queue": "q", "new": 1}'})
@@ -97,7 +97,7 @@ def test_each_record_is_a_line_with_all_that_was_recorded(desk: Desk, folder: Pa
 
 
 def test_the_next_export_goes_on_and_days_have_folders_of_their_own(desk: Desk, folder: Path) -> None:
-    """By the record's time, in UTC; more than a page of them too."""
+    """Folders go by the record's time, in UTC; also for more than a page of records."""
     evening, morning = recorded(desk, "a", entry_id="1769903999999-0"), recorded(desk, "b", "c", entry_id="1769904000000-*")
     assert export(desk, folder / "out").files == [
         "_audit/2026-01-31/records-1769903999999-0-1769903999999-0-1.jsonl",
@@ -111,14 +111,14 @@ def test_the_next_export_goes_on_and_days_have_folders_of_their_own(desk: Desk, 
 
 
 def test_a_kill_before_it_is_noted_writes_the_same_file_again(desk: Desk, folder: Path) -> None:
-    """Or, where more was recorded since, one that a reader takes with the first: each record once."""
+    """If more was recorded since, the new file overlaps the first, and a reader takes each record once."""
     first = recorded(desk, "a")
     export(desk, folder / "out")
     noted = folder / "out" / "_audit" / "_exported.jsonl"
     before = noted.read_text()
     second = recorded(desk, "b", "c")
     export(desk, folder / "out")
-    noted.write_text(before)  # as a kill behind the file leaves it
+    noted.write_text(before)  # the state after a kill that followed the file
     assert export(desk, folder / "out").records == 2
     assert ids(folder / "out") == [*first, *second]
     noted.write_text(before)
@@ -130,7 +130,7 @@ def test_a_kill_before_it_is_noted_writes_the_same_file_again(desk: Desk, folder
 
 
 def test_an_exporter_that_is_killed_again_and_again_loses_nothing(server: Server, folder: Path) -> None:
-    """SIGKILL as soon as it has written something, five times, while operators go on; a reader has each record once."""
+    """SIGKILL as soon as it has written something, five times, while operators work; a reader has each record once."""
     desk, out, there = Desk(server), folder / "out", []
 
     def has_more(than: int) -> bool:
@@ -154,7 +154,7 @@ def test_an_exporter_that_is_killed_again_and_again_loses_nothing(server: Server
 
 @pytest.mark.parametrize("exported", [0, 2])
 def test_records_that_left_the_broker_before_are_counted(desk: Desk, folder: Path, exported: int) -> None:
-    """On the first export to a place as well; said by the command, in the log, and beside the files."""
+    """Also on the first export to a place; reported by the command, in the log, and beside the files."""
     recorded(desk, *"ab"[:exported])
     assert not exported or export(desk, folder / "out").records == 2
     recorded(desk, *map(str, range(10)))
@@ -170,7 +170,7 @@ def test_records_that_left_the_broker_before_are_counted(desk: Desk, folder: Pat
 
 
 def test_a_record_that_somebody_takes_out_is_a_gap(desk: Desk, folder: Path) -> None:
-    """Also from the middle; what was exported before stays in the files."""
+    """Also one from the middle; records that were exported before stay in the files."""
     recorded(desk, "a", "b")
     export(desk, folder / "out")
     [_, hidden, _] = recorded(desk, "c", "d", "e")
@@ -181,7 +181,7 @@ def test_a_record_that_somebody_takes_out_is_a_gap(desk: Desk, folder: Path) -> 
 
 @pytest.mark.parametrize("count", [1, 5])
 def test_an_audit_that_was_replaced_is_a_gap_of_unknown_size(desk: Desk, folder: Path, count: int) -> None:
-    """After a FLUSHALL, with fewer records than before, and with more; the new ones are exported, and that is said once."""
+    """After a FLUSHALL, with fewer records than before, and with more; the new ones are exported, and the gap is reported once."""
     old = recorded(desk, "a", "b", "c")
     export(desk, folder / "out")
     desk.client.flushall()
@@ -193,7 +193,7 @@ def test_an_audit_that_was_replaced_is_a_gap_of_unknown_size(desk: Desk, folder:
 
 
 def test_an_audit_that_was_restored_from_an_older_copy_is_exported_whole(desk: Desk, folder: Path) -> None:
-    """Also where its records are older than what was exported last; a reader has each once."""
+    """Also if its records are older than the last exported one; a reader has each once."""
     [first, second] = recorded(desk, "a", entry_id="1769903999999-0") + recorded(desk, "b")
     export(desk, folder / "out")
     desk.client.delete(desk.keys.audit)
@@ -206,7 +206,7 @@ def test_an_audit_that_was_restored_from_an_older_copy_is_exported_whole(desk: D
 
 @pytest.mark.parametrize("said", ["{", '{"actor": 1}', '{"actor": ' + "[" * 500 + "]" * 500 + "}", "\ud800", '{"at_ms": "x"}'])
 def test_what_a_stranger_records_holds_nothing_up(desk: Desk, folder: Path, said: str) -> None:
-    """It is kept as it is, and told by nobody."""
+    """It is exported unchanged, and not listed."""
     desk.client.xadd(desk.keys.audit, {"record": said.encode("utf-8", "replace")})
     [ours] = recorded(desk, "a")
     desk.client.xadd(
@@ -221,7 +221,7 @@ def test_what_a_stranger_records_holds_nothing_up(desk: Desk, folder: Path, said
 
 
 def test_two_apps_share_a_destination(server: Server, folder: Path) -> None:
-    """Each goes on where it ended, by the name of its audit."""
+    """Each goes on where it ended; its audit's name tells them apart."""
     desks = [Desk(server), Desk(server, prefix="other:")]
     for _ in range(2):
         for each in desks:
@@ -239,7 +239,7 @@ def test_two_apps_share_a_destination(server: Server, folder: Path) -> None:
 
 
 def test_a_destination_that_cannot_be_written_loses_nothing(desk: Desk, folder: Path) -> None:
-    """Not even where it fails between two files: the next export that can writes each record, and a reader has it once."""
+    """Not even if it fails between two files: the next export that can write has each record, and a reader gets it once."""
     out = folder / "out"
     there = recorded(desk, "a", entry_id="1769903999999-0") + recorded(desk, "b", entry_id="1769904000000-0")
     (out / "_audit").mkdir(parents=True)
@@ -253,7 +253,7 @@ def test_a_destination_that_cannot_be_written_loses_nothing(desk: Desk, folder: 
 
 
 def test_the_duty_exports_the_audit_with_the_events(desk: Desk, folder: Path) -> None:
-    """And says so; where the broker has no audit, the events alone."""
+    """It also logs that; if the broker has no audit, it exports only events."""
     record(desk.client, 1)
     recorded(desk, "a")
     exporter = Exporter(RedisOutcomeLog(desk.transport), str(folder / "out"), audit=broker_of(desk.transport).audit)

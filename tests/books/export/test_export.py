@@ -1,4 +1,4 @@
-"""The export: every event reaches the files, whatever dies on the way, and what was lost before is reported."""
+"""The export: every event reaches the files, whatever crashes, and events lost before the export are reported."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def exported(folder: Path, form: str = "parquet") -> list[dict[str, Any]]:
-    """The rows of all files, in the order of their ids, as a reader finds them that skips `_` and `.`."""
+    """The rows of all files, in the order of their ids, for a reader that skips names with `_` and `.`."""
     kind = {"parquet": "parquet", "jsonl": "json"}[form]
     table = dataset.dataset(str(folder), schema=EVENTS, format=kind).to_table()
     return sorted(table.to_pylist(), key=lambda row: [int(part) for part in row["event_id"].split("-")])
@@ -46,7 +46,7 @@ def ids(folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("form", ["parquet", "jsonl"])
 def test_every_field_of_an_event_reaches_the_file(any_server: Server, folder: Path, form: Any) -> None:
-    """What was recorded is what is read, in both formats."""
+    """In both formats, a row has exactly what was recorded."""
     [entry_id] = record(
         any_server.client,
         1,
@@ -125,7 +125,7 @@ def test_batches_join_without_loss_or_repeat(any_server: Server, folder: Path, c
 
 
 def test_a_batch_of_several_pages_is_one_file(server: Server, folder: Path) -> None:
-    """A page is what the broker answers at once, a batch what a file holds."""
+    """A page is one answer of the broker, a batch the content of one file."""
     recorded = record(server.client, 2500)
     result = export_outcomes(server.client, KEYS, str(folder / "out"), batch=3000)
     assert len(result.files) <= 2, "two where the hour turned meanwhile"
@@ -147,7 +147,7 @@ def test_the_next_export_goes_on_where_the_last_one_ended(any_server: Server, fo
 
 
 def test_a_client_that_decodes_answers_serves_as_well(server: Server, folder: Path) -> None:
-    """An application may hand in its own client."""
+    """An application may pass its own client."""
     recorded = record(server.client, 3)
     client = Redis(unix_socket_path=server.socket, decode_responses=True)
     assert export_outcomes(client, KEYS, str(folder / "out")).events == 3
@@ -182,7 +182,7 @@ def test_entries_that_are_not_ours_stop_nothing_and_are_kept(server: Server, fol
 
 
 def test_an_entry_beyond_the_calendar_is_refused(server: Server, folder: Path) -> None:
-    """An id is a time, and somebody may have written any."""
+    """An id contains a time, and any client may have written any id."""
     client = server.client
     record(client, 1, entry_id="253402300799999-0")
     record(client, 1, entry_id="253402300800000-0")
@@ -193,7 +193,7 @@ def test_an_entry_beyond_the_calendar_is_refused(server: Server, folder: Path) -
 
 @pytest.mark.parametrize("before", [0, 5])
 def test_events_that_passed_the_cap_are_a_gap(any_server: Server, folder: Path, before: int) -> None:
-    """How many, between which entries, and why; before the first export ever, too."""
+    """The gap says how many, between which entries, and why; also before the very first export."""
     client, out = any_server.client, str(folder / "out")
     old = record(client, before)
     export_outcomes(client, KEYS, out)
@@ -215,7 +215,7 @@ def test_events_that_passed_the_cap_are_a_gap(any_server: Server, folder: Path, 
 
 @pytest.mark.parametrize("place", [slice(3), slice(3, 6), slice(7, 10), slice(10)], ids=["oldest", "middle", "newest", "all"])
 def test_events_that_somebody_deletes_are_a_gap(server: Server, folder: Path, place: slice) -> None:
-    """Wherever they were: the stream counts what was ever added to it."""
+    """At any position: the stream counts all entries that were ever added."""
     client, out = server.client, str(folder / "out")
     gone = record(client, 10)[place]
     client.xdel(KEYS.outcomes, *gone)
@@ -227,7 +227,7 @@ def test_events_that_somebody_deletes_are_a_gap(server: Server, folder: Path, pl
 
 
 def test_a_stream_that_was_replaced_is_a_gap_of_unknown_size(server: Server, folder: Path) -> None:
-    """A log that was deleted begins to count anew."""
+    """A deleted log starts to count again."""
     client, out = server.client, str(folder / "out")
     record(client, 10)
     export_outcomes(client, KEYS, out)
@@ -250,14 +250,14 @@ def test_later_gaps_are_added_to_earlier_ones(server: Server, folder: Path) -> N
 
 
 class AtLastStep(Redis):
-    """A client to which something happens at its last step: the script that moves the cursor."""
+    """A client that runs a function before its last step, the script that moves the cursor."""
 
     act: Callable[[Callable[[], Any]], Any]
 
 
 @pytest.fixture(autouse=True)
 def acting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let what happens to such a client happen."""
+    """Run the function of such a client."""
     answer, last = scripts._answer, Script("exported").sha.encode()
 
     def acting(client: Redis, command: bytes, *args: Any) -> Any:
@@ -277,7 +277,7 @@ def at_last_step(server: Server, act: Callable[[Callable[[], Any]], Any]) -> Red
 
 
 class BetweenPages(Redis):
-    """A client to which something happens before it reads its second page."""
+    """A client that runs a function before it reads its second page."""
 
     act: Callable[[], Any]
     pages = 0
@@ -311,7 +311,7 @@ def test_what_goes_between_two_pages_is_a_gap_unless_it_was_read(server: Server,
 
 
 def test_an_export_that_is_overtaken_between_two_pages_reports_no_gap(server: Server, folder: Path) -> None:
-    """What the other one took is not lost."""
+    """Events that the other export took are not lost."""
     recorded = record(server.client, 2500)
     client = between_pages(server, lambda: export_outcomes(server.client, KEYS, str(folder / "out")))
     with pytest.raises(BrokerError, match="run one export at a time"):
@@ -322,7 +322,7 @@ def test_an_export_that_is_overtaken_between_two_pages_reports_no_gap(server: Se
 
 @pytest.mark.parametrize("late", [False, True], ids=["before the cursor moved", "after it moved"])
 def test_a_broken_connection_loses_nothing(server: Server, folder: Path, late: bool) -> None:
-    """Files written and cursor not moved: they are written again. Cursor moved and not told: the next export goes on."""
+    """Files written but cursor not moved: they are written again. Cursor moved but answer lost: the next export goes on."""
     recorded = record(server.client, 30)
 
     def cut(call: Callable[[], Any]) -> Any:
@@ -353,7 +353,7 @@ def test_a_step_that_is_asked_for_twice_is_done_once(server: Server, folder: Pat
 
 
 def test_a_second_export_at_the_same_time_is_told_so(server: Server, folder: Path) -> None:
-    """The one that comes late ends with a clear line; what both wrote is written twice, and no gap is made up."""
+    """The later one ends with a clear line; events that both wrote are there twice, and no gap is reported."""
 
     def overtake(call: Callable[[], Any]) -> Any:
         export_outcomes(server.client, KEYS, str(folder / "out"))
@@ -399,13 +399,13 @@ def test_events_stay_in_the_log_where_the_destination_refuses_them(server: Serve
 
 
 def test_a_batch_of_nothing_is_refused(server: Server, folder: Path) -> None:
-    """Zero would never end."""
+    """A batch size of zero would never end."""
     with pytest.raises(InputError, match="give 1 or more"):
         export_outcomes(server.client, KEYS, str(folder / "out"), batch=0)
 
 
 def test_recording_goes_on_while_the_log_is_exported(server: Server, folder: Path) -> None:
-    """What comes meanwhile is in this export or in the next one, never in none."""
+    """Each event that is recorded meanwhile is in this export or in the next one."""
 
     def add(call: Callable[[], Any]) -> Any:
         recorded.extend(record(server.client, 15))

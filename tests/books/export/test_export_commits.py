@@ -1,4 +1,4 @@
-"""Commits of the export: what is named is whole, a log that is not the one exported last is noticed, and kills lose nothing."""
+"""Commits of the export: named files are complete, a replaced log is noticed, and kills lose nothing."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def commits(out: Path) -> list[dict[str, Any]]:
 
 
 def test_each_batch_has_a_commit_that_names_its_files_and_its_part_of_the_log(server: Server, folder: Path) -> None:
-    """The parts follow each other without a hole, and a destination's newest commit is where the cursor stands."""
+    """The parts of the log are contiguous, and the newest commit of a destination is at the cursor."""
     recorded, out = record(server.client, 25), folder / "out"
     result = export_outcomes(server.client, KEYS, str(out), batch=10)
     told = commits(out)
@@ -50,7 +50,7 @@ def test_each_batch_has_a_commit_that_names_its_files_and_its_part_of_the_log(se
 def test_the_log_lets_go_of_nothing_before_its_commit_is_written(
     server: Server, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A destination that fails at the very last file keeps the batch in the log."""
+    """If the destination fails at the very last file, the batch stays in the log."""
 
     def fail(*_: Any) -> None:
         message = "no room"
@@ -67,7 +67,7 @@ def test_the_log_lets_go_of_nothing_before_its_commit_is_written(
 
 
 def test_a_broker_that_was_flushed_is_a_gap_although_its_cursor_is_gone_too(any_server: Server, folder: Path) -> None:
-    """What was recorded between the last export and the flush is lost, and nobody can say how much: the files tell that it was."""
+    """Events between the last export and the flush are lost; only the files show that, and their number is unknown."""
     client, out = any_server.client, str(folder / "out")
     exported = record(client, 10)
     export_outcomes(client, KEYS, out)
@@ -83,7 +83,7 @@ def test_a_broker_that_was_flushed_is_a_gap_although_its_cursor_is_gone_too(any_
 
 
 def test_a_log_that_the_broker_has_evicted_is_a_gap(any_server: Server, folder: Path) -> None:
-    """A full server whose `maxmemory-policy` lets it throw keys away: the log goes, and perhaps its cursor; the files know."""
+    """A full server with another `maxmemory-policy` evicts the log, and perhaps its cursor; the files show it."""
     client, out = any_server.client, str(folder / "out")
     exported = record(client, 10)
     export_outcomes(client, KEYS, out)
@@ -121,7 +121,7 @@ def test_a_broker_that_was_restored_from_an_older_copy_is_a_gap(server: Server, 
 def test_an_export_that_died_between_commit_and_cursor_makes_up_no_second_gap(
     server: Server, folder: Path, monkeypatch: pytest.MonkeyPatch, *, cut: bool
 ) -> None:
-    """Its commit is ahead of the cursor, and its events are written once more; what the cap took since is reported once."""
+    """Its commit is ahead of the cursor, so its events are written again; events that the cap removed since are reported once."""
     client, out = server.client, str(folder / "out")
     record(client, 4000)
 
@@ -142,7 +142,7 @@ def test_an_export_that_died_between_commit_and_cursor_makes_up_no_second_gap(
 def test_an_export_that_ends_while_another_one_reads_makes_up_no_gap(
     any_server: Server, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One has died between commit and cursor; of the next two, one reads the log and the other one ends before it has judged it."""
+    """One has died between commit and cursor. Then one export reads the log, and another one ends before the first checks it."""
     client, out = any_server.client, str(folder / "out")
     recorded, take, finish = record(client, 10), outcome_batch.take, export._finish
 
@@ -171,7 +171,7 @@ def test_an_export_that_ends_while_another_one_reads_makes_up_no_gap(
 
 
 def test_two_exports_at_once_lose_nothing_and_make_up_no_gap(server: Server, folder: Path) -> None:
-    """Again and again while events are recorded: whoever is overtaken says so, and every event is in a file."""
+    """Repeated while events are recorded: an export that is overtaken says so, and every event is in a file."""
     out, recorded, failures = folder / "out", record(server.client, 3000), []
     storm = Storm(server, str(out), events=0)
 

@@ -1,4 +1,4 @@
-"""The running export: in a worker by a setting, and as a process of its own."""
+"""The continuous export: in a worker by a setting, and as a process of its own."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def exported(out: Path) -> list[dict[str, Any]]:
 
 
 def test_a_worker_exports_by_a_setting(shop: Callable[..., Shop], folder: Path) -> None:
-    """A task's whole life reaches the files while the worker goes on, and the log lets go of it."""
+    """A task's whole life reaches the files while the worker works, and leaves the log."""
     out = folder / "out"
     here = shop(settings={"outcome_export": str(out), "outcome_export_every": 1})
     here.start()
@@ -44,7 +44,7 @@ def test_a_worker_exports_by_a_setting(shop: Callable[..., Shop], folder: Path) 
 
 
 def test_a_process_exports_until_it_is_asked_to_end(shop: Callable[..., Shop], server: Server, folder: Path) -> None:
-    """`outcomes export --every`: what is recorded later is exported too; SIGTERM ends it with 0."""
+    """`outcomes export --every` also exports later events; SIGTERM ends it with 0."""
     out, here = folder / "out", shop()
     command = [
         sys.executable,
@@ -80,7 +80,7 @@ def test_a_process_exports_until_it_is_asked_to_end(shop: Callable[..., Shop], s
 
 
 def test_one_exporter_leads_and_the_others_stand_by(desk: Desk, folder: Path) -> None:
-    """And what is told of an export: where to, how much."""
+    """The log says where the events were exported to, and how many."""
     record(desk.client, 3)
     first, second = (Exporter(RedisOutcomeLog(desk.transport), str(folder / "out"), every=1) for _ in range(2))
     assert (first.leads(), second.leads(), first.leads()) == (True, False, True)
@@ -93,7 +93,7 @@ def test_one_exporter_leads_and_the_others_stand_by(desk: Desk, folder: Path) ->
 
 
 def test_a_destination_that_cannot_be_written_is_an_error_line_and_loses_nothing(desk: Desk, folder: Path) -> None:
-    """The duty goes on, and the next step that can writes everything."""
+    """The duty goes on, and writes everything as soon as it can."""
     (folder / "file").write_text("")
     record(desk.client, 3)
     exporter = Exporter(RedisOutcomeLog(desk.transport), str(folder / "file"), every=0.05)
@@ -108,7 +108,7 @@ def test_a_destination_that_cannot_be_written_is_an_error_line_and_loses_nothing
 
 
 def test_a_broker_that_does_not_answer_is_a_warning(desk: Desk, server: Server, folder: Path) -> None:
-    """It is asked again."""
+    """The duty asks again."""
     exporter = Exporter(RedisOutcomeLog(desk.transport), str(folder / "out"), every=0.05)
     server.kill()
     with capture_logs() as logs:

@@ -1,4 +1,4 @@
-"""The columns of the books' files, and the writer that leaves whole files or none."""
+"""The columns of the books' files, and the writer, which leaves complete files or none."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROWS: list[dict[str, Any]] = [{"name": "a", "count": 1}, {"name": "b"}, {"count"
 
 
 def test_the_columns_are_the_event_s_fields() -> None:
-    """A field added to the event and not to the files would be lost in silence."""
+    """A field that is only in the event would silently be lost."""
     assert EVENTS.names == [each.name for each in fields(Event)]
 
 
@@ -57,13 +57,13 @@ def test_each_row_group_is_written(tmp_path: Path, count: int) -> None:
 
 
 def test_no_rows_make_a_file_without_rows(tmp_path: Path) -> None:
-    """An empty broker's inventory is a table, and not a missing one."""
+    """The inventory of an empty broker is an empty table, and not a missing one."""
     assert write_rows([], str(tmp_path), SMALL, name="rows") == 0
     assert parquet.read_table(tmp_path / "rows.parquet").schema.equals(SMALL)
 
 
 def test_rows_that_fail_leave_the_earlier_file_and_nothing_else(tmp_path: Path) -> None:
-    """A broker that goes away in the middle of an inventory does not leave half of one."""
+    """If the broker goes away during an inventory, half an inventory must not remain."""
 
     def failing() -> Iterator[dict[str, Any]]:
         yield from ROWS
@@ -91,7 +91,7 @@ def test_an_unknown_kind_of_destination_is_refused(uri: str) -> None:
 
 
 def test_other_filesystems_get_whole_files_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is no local disk is written under another name first, too."""
+    """On file systems that are not local, too, a file is first written under another name."""
     memory, _ = fs.FileSystem.from_uri("mock:///")
     memory.create_dir("bucket")
     monkeypatch.setattr("redelivery.workers.export.tables.resolve", lambda uri: (memory, uri.removeprefix("mock:///")))
@@ -112,12 +112,12 @@ def test_other_filesystems_get_whole_files_too(monkeypatch: pytest.MonkeyPatch) 
     ],
 )
 def test_a_place_below_a_destination_keeps_the_options_of_its_uri(uri: str, file: str) -> None:
-    """An endpoint that is none of Amazon's is named there."""
+    """They name an endpoint that is not Amazon's, for instance."""
     assert below(uri, "a/b") == file
 
 
 def test_a_store_without_a_rename_gets_whole_files_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows that fail leave the earlier object, and nothing half done that a reader would see."""
+    """If the rows fail, the earlier object stays, and no reader sees a part of the new one."""
 
     def failing() -> Iterator[dict[str, Any]]:
         yield from ROWS
@@ -142,7 +142,7 @@ def test_text_that_is_no_unicode_is_written_all_the_same(tmp_path: Path) -> None
 
 
 def test_lines_of_a_file_that_is_none_of_ours_are_refused(tmp_path: Path) -> None:
-    """Reading them says which file it was."""
+    """The error names the file."""
     (tmp_path / "rows.jsonl").write_text("{")
     with pytest.raises(InputError, match=r"rows\.jsonl cannot be read"):
         read_lines(str(tmp_path), "rows.jsonl")

@@ -1,4 +1,4 @@
-"""What the reconciliation reads of an export: the files that its commits name, and no others of its own."""
+"""What the reconciliation reads of an export: the files that its commits name, and files that are not the export's."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ EVENING, MORNING = 1_769_903_999_000, 1_769_904_000_000
 
 
 def listed(spark: SparkSession, uri: Path, **known: object) -> Listing:
-    """What there is to read at a path."""
+    """The input files at a path."""
     files = Files(spark)
     return listing(files, str(uri), list(files.walk(str(uri))), **known)  # type: ignore[arg-type]
 
@@ -49,7 +49,7 @@ def out(server: Server, folder: Path) -> Path:
 
 
 def test_all_that_was_exported_is_read_and_what_is_known_is_not_read_again(spark: SparkSession, out: Path) -> None:
-    """Files by their path from the date on, so that an export may be moved; commits once all their files are listed."""
+    """A file is known by its path from the date on, so an export may be moved; a commit is known once its files are listed."""
     first = listed(spark, out)
     assert sorted(key.split("/")[0] for key in first.files) == ["date=2026-01-31", "date=2026-02-01"]
     assert (len(first.commits), first.uncommitted, first.events) == (1, 0, 4)
@@ -60,14 +60,14 @@ def test_all_that_was_exported_is_read_and_what_is_known_is_not_read_again(spark
 
 
 def test_a_day_s_folder_is_read_with_the_commits_of_the_whole_export(spark: SparkSession, out: Path) -> None:
-    """Its files are committed; the batch is not done with before its other day is read too."""
+    """Its files are committed; the batch stays open until its other day is read too."""
     day = listed(spark, out / "date=2026-01-31")
     assert [key.split("/")[0] for key in day.files] == ["date=2026-01-31"]
     assert day.commits == set()
 
 
 def test_what_an_export_that_died_left_behind_is_left_aside(spark: SparkSession, out: Path) -> None:
-    """It has its name, and perhaps not all of its rows: its events are written again; files of somebody else's are read."""
+    """A file without a commit may lack rows, and its events are written again; files of other programs are read."""
     hour = next(out.glob("date=2026-01-31/*"))
     (hour / "outcomes-1769903999000-9-1769903999000-9.parquet").write_bytes(b"PAR1")
     (hour / "mine.jsonl").write_text("{}\n")
@@ -78,7 +78,7 @@ def test_what_an_export_that_died_left_behind_is_left_aside(spark: SparkSession,
 
 
 def test_two_apps_share_a_destination_though_their_events_have_the_same_ids(spark: SparkSession, server: Server, out: Path) -> None:
-    """Neither file and neither commit is written over; and one that died left a file of its own behind."""
+    """No file and no commit is overwritten; an export that died left a file of its own."""
     other = Keys(prefix="other:")
     for ms in (EVENING, MORNING):
         record(server.client, 2, entry_id=f"{ms}-*", keys=other, first=10)
@@ -96,7 +96,7 @@ def test_two_apps_share_a_destination_though_their_events_have_the_same_ids(spar
 
 
 def test_a_day_that_was_removed_is_refused_by_name(spark: SparkSession, out: Path) -> None:
-    """Books without it would call its tasks orphans; and a commit's gaps are told."""
+    """Books without that day would call its tasks orphans."""
     for file in out.glob("date=2026-01-31/*/*.parquet"):
         file.unlink()
     with pytest.raises(InputError, match=r"1 files of 2026-01-31 were exported and are not there"):
@@ -104,7 +104,7 @@ def test_a_day_that_was_removed_is_refused_by_name(spark: SparkSession, out: Pat
 
 
 def test_the_gaps_of_a_commit_are_read_with_it(spark: SparkSession, out: Path) -> None:
-    """One list of gaps may be written over another's by two exports at once."""
+    """Two exports at the same time may overwrite each other's list of gaps."""
     [commit] = out.glob("_commits/*/*.json")
     told = json.loads(commit.read_text())
     commit.write_text(json.dumps({**told, "gaps": [{"after": "1-0", "lost": 3}]}))
@@ -112,7 +112,7 @@ def test_the_gaps_of_a_commit_are_read_with_it(spark: SparkSession, out: Path) -
 
 
 def test_two_apps_have_a_gap_each_behind_the_same_entry(spark: SparkSession, out: Path) -> None:
-    """Each notes its own, in a file of its own; where a file has lost one, the commit of that app has it still."""
+    """Each notes its own gap in its own file; if the file lost one, the commit of that app still has it."""
     last = f"{MORNING}-1"
     for keys in (KEYS, Keys(prefix="other:")):
         note([Gap(last, f"{MORNING}-9", 7, "cap", MORNING)], str(out), keys.outcomes)
@@ -125,7 +125,7 @@ def test_two_apps_have_a_gap_each_behind_the_same_entry(spark: SparkSession, out
 
 
 def test_a_folder_and_a_file_have_a_root_and_a_key() -> None:
-    """By the date in their path, where there is one."""
+    """The path is split at the date, if it has one."""
     assert root_of("s3://b/out/date=2026-01-31/hour=12") == "s3://b/out"
     assert root_of("s3://b/out/") == "s3://b/out"
     assert key_of("s3://b/out/date=2026-01-31/hour=12/x.parquet", "s3://b/out") == "date=2026-01-31/hour=12/x.parquet"

@@ -1,8 +1,7 @@
-"""Files that the version before wrote, in which no event says when its attempt ran: they are read as they were.
+"""Files of the previous version, whose events do not say when their attempt ran, can still be read.
 
 `earlier/` was written by that version's own workers and commands: three tasks that succeeded, one that failed once, one that took
-0.2 s, one that died by its exception, and one that killed its child twice. `entries.json` are the same events as they stood in the
-stream.
+0.2 s, one that died by its exception, and one that killed its child twice. `entries.json` has the same events as stream entries.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ pytestmark = pytest.mark.xdist_group("spark")
 
 EARLIER = Path(__file__).parent / "earlier"
 ENTRIES: list[tuple[str, dict[str, str]]] = json.loads((EARLIER / "entries.json").read_text())
-#: What an event says of its attempt, and of who did it, since then.
+#: Fields that events have had since then: about the attempt, and about the actor.
 SINCE = {"started_ms", "run_ms", "waited_ms", "release", "actor"}
 
 
@@ -56,7 +55,7 @@ def test_the_files_of_the_version_before_reconcile(spark: SparkSession, tmp_path
 
 @pytest.mark.full
 def test_files_of_both_versions_lie_side_by_side(spark: SparkSession, tmp_path: Path) -> None:
-    """What is written now has more columns than its neighbours."""
+    """Newer files have more columns than older ones in the same folder."""
     books = _copied("parquet", tmp_path)
     shutil.rmtree(tmp_path / "outcomes" / "_commits")
     times: dict[str, Any] = {"started_ms": 1_795_516_936_000, "run_ms": 12, "waited_ms": 3, "release": "shop-8"}
@@ -81,7 +80,7 @@ def test_files_of_both_versions_lie_side_by_side(spark: SparkSession, tmp_path: 
 
 @pytest.mark.full
 def test_an_audit_beside_the_events_changes_no_books(spark: SparkSession, server: Server, tmp_path: Path) -> None:
-    """Neither those of a folder whose files are named by commits, nor those of one that is read as it stands."""
+    """Both in a folder whose files are named by commits, and in one without commits."""
     desk, told = Desk(server), []
     acts = acted(Act.PURGE, Acted.DONE, "DLQ.celery", actor="ana", why="not ours", tasks=["t"])
     for number in range(2_000):
@@ -100,7 +99,7 @@ def test_an_audit_beside_the_events_changes_no_books(spark: SparkSession, server
 
 
 def test_entries_of_the_version_before_say_nothing_of_their_attempts() -> None:
-    """Read from the stream, and as the files of then have them."""
+    """Read from the stream, and from that version's files."""
     events = [Event.from_entry(entry_id, values).to_dict() for entry_id, values in ENTRIES]
     assert {event[name] for event in events for name in SINCE} == {None}
     rows = dataset.dataset(EARLIER / "parquet", exclude_invalid_files=True).to_table().to_pylist()
@@ -108,7 +107,7 @@ def test_entries_of_the_version_before_say_nothing_of_their_attempts() -> None:
 
 
 def test_the_version_before_reads_what_is_written_now() -> None:
-    """It takes the names that it knows, in their order, and these are all there still."""
+    """It reads the field names that it knows, in their order, and they all exist still."""
     known = list(ENTRIES[0][1])
     assert list(ENTRY[: len(known)]) == known
     assert dataset.dataset(EARLIER / "parquet", exclude_invalid_files=True).schema.names == EVENTS.names[: -len(SINCE)]

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.xdist_group("spark-days")
 
 @pytest.mark.parametrize("name", ["books", "books[1]", "books{a,b}", "books*?", "bo\\oks", "bücher 100%20"])
 def test_what_lies_beside_an_output_is_known_by_its_whole_name(spark: SparkSession, tmp_path: Path, name: str) -> None:
-    """Also by one that would be a pattern, in a folder that would be one."""
+    """Also if the name, or that of its folder, looks like a pattern."""
     folder = tmp_path / f"in {name}"
     for each in (f".{name}.new-1", f".{name}.new-2", f".{name}.old-3", ".books1.new-4", ".booksa.new-5", "else"):
         (folder / each).mkdir(parents=True)
@@ -34,7 +34,7 @@ def test_what_lies_beside_an_output_is_known_by_its_whole_name(spark: SparkSessi
 @pytest.mark.full
 @pytest.mark.parametrize("name", ["books[1]", "{a,b}", "*?", "bo\\oks", "bücher 100%20"])
 def test_books_may_lie_wherever_a_file_system_lets_them(spark: SparkSession, tmp_path: Path, name: str) -> None:
-    """Events, inventory, state and output in a folder whose name would be a pattern, beside what that pattern would find."""
+    """Events, inventory, state and output are in a folder whose name looks like a pattern, beside a folder that it would match."""
     told, elsewhere = Histories(), Histories()
     elsewhere.tell("other", "published", "succeeded")
     for matched in ("books1", "a", "xy"):

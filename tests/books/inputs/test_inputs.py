@@ -1,4 +1,4 @@
-"""Inputs of the books that cannot be used: one clear line, exit code 2, and nothing of an output or a state."""
+"""Unusable inputs of the books: one clear line, exit code 2, and no part of an output or a state."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _committed(folder: Path) -> None:
 
 
 def _cut_at_a_line(folder: Path) -> None:
-    """A copy that ended early, and looks whole."""
+    """A copy that was cut at the end of a line, and so looks complete."""
     events = [{"event_id": f"{each}-0", "task_id": "a", "outcome": "published", "queue": "q", "at_ms": NOON} for each in (1, 2)]
     key = "date=2026-01-30/hour=01/outcomes-1-0-2-0.jsonl"
     file = folder / "outcomes" / key
@@ -139,7 +139,7 @@ BAD_INPUTS: dict[str, tuple[Callable[[Path], object], str]] = {
 @pytest.mark.usefixtures("spark", "told")
 @pytest.mark.parametrize("fault", BAD_INPUTS)
 def test_an_input_that_cannot_be_used_is_one_clear_line_and_no_output(tmp_path: Path, fault: str) -> None:
-    """Exit code 2, the fault and the file named in one line, and no trace of the output, whole or partial."""
+    """Exit code 2, the fault and the file in one line, and no trace of the output."""
     spoil, said = BAD_INPUTS[fault]
     spoil(tmp_path)
     result = run(tmp_path)
@@ -162,7 +162,7 @@ def test_an_empty_table_of_events_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("spark", "told")
 def test_a_path_that_is_not_there_is_named(tmp_path: Path) -> None:
-    """Either input."""
+    """For both inputs."""
     result = run(tmp_path, outcomes=str(tmp_path / "nothing"))
     assert result.exit_code == 2
     assert f"there is nothing at {tmp_path / 'nothing'}: export the outcome events first" in result.stderr
@@ -170,7 +170,7 @@ def test_a_path_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("spark", "told")
 def test_books_that_fail_leave_the_earlier_ones_alone(tmp_path: Path) -> None:
-    """The output of yesterday stands until today's is complete."""
+    """Yesterday's output stays until today's is complete."""
     assert run(tmp_path).exit_code == 0
     before = (tmp_path / "books" / "summary.json").read_text(encoding="utf-8")
     _truncated(tmp_path)
@@ -197,7 +197,7 @@ def test_an_input_that_cannot_be_used_leaves_the_state_as_it_was(tmp_path: Path)
 @pytest.mark.slow
 @pytest.mark.usefixtures("told")
 def test_a_file_that_may_not_be_read_is_named(tmp_path: Path) -> None:
-    """Nobody has a right to it; where root runs the tests, root does without its own to read everything."""
+    """Nobody may read the file; if root runs the tests, it gives up its own right to read everything."""
     secret = tmp_path / "outcomes" / "secret.jsonl"
     secret.write_text("{}\n")
     secret.chmod(0)

@@ -1,4 +1,4 @@
-"""Lives that one run left announced, and the next one closes the short way: it says what the whole way says of all."""
+"""Lives that one run left open and only published, and the next closes the short way, with the result of the full way."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ pytestmark = [pytest.mark.xdist_group("spark-announced"), pytest.mark.timeout(18
 LATER = NOON + HOUR
 Steps = list[Any]
 
-#: What the first run is told, and what the second: lives that are closed the short way.
+#: The events of the first and of the second run, for lives that the second run closes the short way.
 CLOSED: dict[str, tuple[Steps, Steps]] = {
     "ends": (["published"], [SUCCEEDED]),
     "ends-after-a-redelivery": (["published"], [AGAIN, SECOND]),
     "is-received-and-ends": (["published"], [("received", {"delivery": 1}), SUCCEEDED]),
     "was-in-a-queue-that-the-inventory-named": ([("published", {"queue": ""})], [SUCCEEDED]),
 }
-#: Those that are not, each for one thing.
+#: Lives that it does not close the short way, each for one reason.
 OTHERS: dict[str, tuple[Steps, Steps]] = {
     "waits-still": (["published"], []),
     "is-put-off-still": (["published"], [("deferred", {"delivery": 1})]),
@@ -88,7 +88,7 @@ class Days:
         write_lines(self.folder / "inventory" / "inventory.jsonl", inventory)
 
     def said(self, summary: Summary) -> dict[str, Any]:
-        """All that a run left, but for the lives that balance: only one of the ways lists them."""
+        """All outputs of a run, except lives that balance: only one of the ways lists them."""
         tables = {name: [_line(row) for row in rows(self.folder, name)] for name in ("verdicts", "metrics", "causes", "repeats")}
         tables["verdicts"] = [
             line for line in tables["verdicts"] if json.loads(line)["verdict"] != "balanced" or json.loads(line)["was"]
@@ -99,13 +99,13 @@ class Days:
         return {"summary": summary, "figures": summary.figures, **{name: sorted(lines) for name, lines in tables.items()}}
 
     def inputs(self) -> tuple[State, Inputs]:
-        """The state, and what a next run would begin with."""
+        """The state, and the inputs of a next run."""
         files = Files(self.spark)
         state = State(self.spark, files, self.places["state"])
         return state, gather(self.spark, files, self.places["outcomes"], self.places["inventory"], state, {})
 
     def closed(self) -> tuple[set[int], int]:
-        """The hashes of the tasks that a next run closes the short way, and how many tasks it looks at."""
+        """The hashes of the tasks that a next run closes the short way, and the number of tasks that it looks at."""
         state, inputs = self.inputs()
         found = sort_out(inputs.events, inputs.known(state), lambda table: table, after_ms=inputs.watermark_ms)
         return {row["id"] for row in found.closed.collect()}, found.totals["asked"]
@@ -128,7 +128,7 @@ def _told(cases: dict[str, tuple[Steps, Steps]]) -> tuple[list[Row], list[Row]]:
 def _said_both_ways(
     both: list[Days], told: tuple[list[Row], list[Row]], held: list[Row], last: list[Row], look: Callable[[Days], None]
 ) -> dict[str, Any]:
-    """What the books of the second of two days say, and leave, each of `both` ways; `look` sees what they begin with."""
+    """The outputs of the second of two days, each of `both` ways; `look` gets the inputs of the second day."""
     said = []
     for days in both:
         days.run(0, told[0], held, NOON + HOUR // 2)
@@ -146,7 +146,7 @@ def _short_and_whole(spark: SparkSession, folder: Path) -> list[Days]:
 @pytest.mark.full
 @pytest.mark.slow
 def test_only_what_was_announced_and_goes_as_it_should_is_closed_the_short_way(spark: SparkSession, tmp_path: Path) -> None:
-    """Each life that differs in one thing goes the whole way; whichever it goes, the books, and what is left, are the same."""
+    """A life that differs in one thing goes the full way; books and state are the same either way."""
     held, last = Histories(), Histories()
     for name in (*CLOSED, *OTHERS):
         if name != "was-lost":
@@ -169,7 +169,7 @@ def test_only_what_was_announced_and_goes_as_it_should_is_closed_the_short_way(s
     assert not verdicts.keys() & CLOSED.keys()
 
 
-#: What is told besides, where the second run closes the short way all that the first one left open: what each run is told.
+#: Further events of each run, if the second run closes all open lives of the first the short way.
 ENDED_IN_TIME: dict[str, tuple[Steps, Steps]] = {
     "dies": ([], ["published", ("dead_lettered", {"delivery": 1, "reason": "exhausted"})]),
     "begins-and-ends": ([], ["published", SUCCEEDED]),
@@ -191,7 +191,7 @@ ENDED_LATE: dict[str, tuple[Steps, Steps]] = {
 def test_all_that_was_open_is_closed_the_short_way(
     spark: SparkSession, tmp_path: Path, besides: dict[str, tuple[Steps, Steps]], verdicts: list[str]
 ) -> None:
-    """Then what the state holds is not asked for; and what earlier runs have read is read again only for what comes late."""
+    """Then the state's lives are not read, and files of earlier runs are read again only for late events."""
     held, last = Histories(), Histories()
     for name in CLOSED:
         held.hold(name, "queue", seen_ms=NOON + HOUR // 2)
@@ -205,7 +205,7 @@ def test_all_that_was_open_is_closed_the_short_way(
     assert sorted(json.loads(line)["verdict"] for line in said["verdicts"]) == verdicts
 
 
-#: What a state may hold, each of which makes the next run look further: what each run is told.
+#: Things in a state that make the next run look further: the events of each run.
 UNNAMED: dict[str, tuple[Steps, Steps]] = {"has-no-queue-yet": ([("published", {"queue": ""})], [SUCCEEDED])}
 REDRIVEN: dict[str, tuple[Steps, Steps]] = {
     "is-redriven": (
@@ -220,7 +220,7 @@ REDRIVEN: dict[str, tuple[Steps, Steps]] = {
 def test_what_a_state_does_not_say_of_its_lives_is_looked_for(
     spark: SparkSession, tmp_path: Path, of: dict[str, tuple[Steps, Steps]]
 ) -> None:
-    """It says whether any has no queue, or was opened by a redrive; without that, as before, the books are the same."""
+    """The state says if a life has no queue, or was opened by a redrive; an older state without that gives the same books."""
     held, last = Histories(), Histories()
     held.hold("waits-still", "queue", seen_ms=NOON + HOUR // 2)
     last.hold("waits-still", "queue", seen_ms=LATER + HOUR)
@@ -245,9 +245,9 @@ def test_what_a_state_does_not_say_of_its_lives_is_looked_for(
 @pytest.mark.full
 @pytest.mark.slow
 def test_both_ways_say_the_same_day_by_day(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Random histories, cut in two, with events that come late and again, among many that are announced and end the next day.
+    """Random histories, cut in two, with late and repeated events, among many that are published and end the next day.
 
-    So it is where lives are too many for the ways of few: up to how many are few is set to none.
+    The same holds if there are too many lives for the ways of few: the limit of few is set to none.
     """
     chance = random.Random(seed())  # noqa: S311 - a seed makes it repeatable
     told, waiting = told_at_random(chance, 100), Histories()
@@ -274,7 +274,7 @@ def test_both_ways_say_the_same_day_by_day(spark: SparkSession, tmp_path: Path, 
 
 @pytest.mark.full
 def test_an_announced_task_is_not_closed_by_the_end_of_one_whose_id_has_its_hash(spark: SparkSession, tmp_path: Path) -> None:
-    """One was published and never ended; the other ends the next day, and was never published."""
+    """Two ids have the same hash: one task was published and never ended; the other ended the next day, and was never published."""
     one, other = twins()
     told = Histories()
     told.tell(one, "published")

@@ -1,4 +1,4 @@
-"""Run times in the books, what failed attempts cost, in which release each cause first appeared; and deadlines."""
+"""Run times in the books, the cost of failed attempts, the first release of each cause, and deadlines."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_run_times_and_what_failures_cost(spark: SparkSession, tmp_path: Path, *
 
 
 def test_without_times_in_the_log_they_are_unknown(spark: SparkSession, tmp_path: Path) -> None:
-    """As in the log of an earlier version: the report says so, and shows no figure of them."""
+    """The log of an earlier version has none: the report says so, and shows no figures."""
     told = Histories()
     told.tell("a", "published", ("succeeded", {"delivery": 1, "attempt": 1}))
     told.reconcile(spark, tmp_path)
@@ -94,7 +94,7 @@ def test_without_times_in_the_log_they_are_unknown(spark: SparkSession, tmp_path
 
 
 def test_lives_that_missed_their_deadline_are_counted(spark: SparkSession, tmp_path: Path) -> None:
-    """By the first pattern that speaks of a task on a queue; what was dropped on purpose has no deadline."""
+    """By the first pattern that matches a task on a queue; a task that was dropped on purpose has no deadline."""
     told = Histories()
     slow: dict[str, Any] = {"delivery": 1, "attempt": 1, "at_ms": NOON + 90_000}
     for number in range(10):
@@ -129,7 +129,7 @@ def _words(*words: str) -> st.SearchStrategy[list[str]]:
 
 @given(pattern=_words("a", "b-c", "*", "#", "x y"), address=_words("a", "b-c", "x y", ""))
 def test_a_deadline_speaks_of_what_its_pattern_matches(pattern: list[str], address: list[str]) -> None:
-    """As the settings read it: the two are compared on the same names."""
+    """It matches as the settings do: both are compared on the same names."""
     written, name = ".".join(pattern), ".".join(address)
     expression = Deadline("queue", written, 1).expression
     assert bool(re.fullmatch(expression, f".{name}")) == AddressPattern(written).matches(name)

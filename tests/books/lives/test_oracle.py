@@ -1,7 +1,7 @@
-"""The job against a second opinion: random histories, judged once by Spark and once by plain Python that reads them event by event.
+"""The job against a second opinion: random histories, judged by Spark and by plain Python, which reads them event by event.
 
-The second opinion shares nothing with the job but the names of the verdicts. It sorts a life's events and walks along them, where
-the job counts and compares extremes.
+The second opinion shares only the names of the verdicts with the job. It sorts a life's events and walks along them, while the job
+counts and compares extremes.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def test_spark_and_plain_python_agree_on_random_histories(spark: SparkSession, t
 
 
 def told_at_random(chance: random.Random, tasks: int) -> Histories:
-    """So many tasks, each with one or more lives, most of them ordinary, told in any order, some events twice."""
+    """So many tasks, each with one or more lives, most of them ordinary, in random order, some events twice."""
     told = Histories()
     for number in range(tasks):
         queues = chance.choice([["orders"], ["orders"], ["orders", "mail"]])
@@ -64,7 +64,7 @@ def told_at_random(chance: random.Random, tasks: int) -> Histories:
 
 
 def _live(told: Histories, chance: random.Random, task_id: str, generation: int, queue: str) -> None:
-    """One life: mostly an ordinary one, then with things left out, added and exchanged."""
+    """One life: mostly an ordinary one, with some events left out, added and exchanged."""
     nesting = chance.choice([0, 0, 0, 0, 1])
     deliveries = chance.randint(1, 3)
     steps = [("redriven" if generation else "published", 0)]

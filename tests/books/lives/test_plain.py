@@ -1,4 +1,4 @@
-"""Plain lives are counted the short way, and all others are judged: the two ways together say what the whole way says of all."""
+"""Plain lives are counted the short way, and all others are judged: together the result equals that of the full way."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ PLAIN: dict[str, list[Any]] = {
     "said-by-nobody": ["published", ("received", {"delivery": 1, "reason": "unannounced"}), SUCCEEDED],
     "at-the-last-delivery-that-is-counted": ["published", ("succeeded", {"delivery": 13, "attempt": 13})],
 }
-#: Histories that differ from those in one thing.
+#: Histories that differ from plain ones in one thing.
 OTHERS: dict[str, list[Any]] = {
     "published-only": ["published"],
     "succeeded-only": [SUCCEEDED],
@@ -84,7 +84,7 @@ OTHERS: dict[str, list[Any]] = {
 
 
 def test_a_life_is_plain_only_where_nothing_at_all_is_odd(spark: SparkSession) -> None:
-    """Each history that differs from a plain one in one thing goes the whole way, with all of its events."""
+    """Each history that differs from a plain one in one thing goes the full way, with all of its events."""
     told = Histories()
     for name, steps in (PLAIN | OTHERS).items():
         told.tell(name, *steps)
@@ -102,7 +102,7 @@ def test_a_life_is_plain_only_where_nothing_at_all_is_odd(spark: SparkSession) -
 
 @pytest.mark.parametrize("nothing", ["", None])
 def test_an_event_without_an_id_goes_the_whole_way(spark: SparkSession, nothing: str | None) -> None:
-    """Also where its task is plain for the rest, and no other task has to be looked at: the whole way refuses it."""
+    """Even if its task is plain otherwise and no other task must be looked at: the full way refuses it."""
     told = Histories()
     told.tell("plain", "published", (SUCCEEDED[0], {**SUCCEEDED[1], "event_id": nothing}))
     told.tell("another", "published", SUCCEEDED)
@@ -113,7 +113,7 @@ def test_an_event_without_an_id_goes_the_whole_way(spark: SparkSession, nothing:
 
 
 def test_events_without_a_task_go_the_whole_way(spark: SparkSession) -> None:
-    """They are of no plain task, whatever else they say: the whole way meets all of them, and refuses them."""
+    """They belong to no plain task, whatever else they contain: the full way gets and refuses all of them."""
     told = [(outcome, task_id) for task_id in (None, "") for outcome in ("published", "succeeded")]
     said = {"delivery": 1, "attempt": 1, "queue": "orders", "task": "shop.charge", "at_ms": NOON}
     events = [said | {"event_id": f"1-{n}", "outcome": outcome, "task_id": task_id} for n, (outcome, task_id) in enumerate(told)]
@@ -145,7 +145,7 @@ def twins() -> tuple[str, str]:
 
 @pytest.mark.full
 def test_tasks_whose_ids_share_a_hash_are_not_taken_for_one(spark: SparkSession, tmp_path: Path) -> None:
-    """One was published and never ended, the other ended and was never published: together they would look plain."""
+    """One was published and never ended, the other ended and was never published: as one task they would look plain."""
     one, other = twins()
     hashes = (
         spark.createDataFrame([(one, other)], "one string, other string").selectExpr("xxhash64(one)", "xxhash64(other)").first()
@@ -161,7 +161,7 @@ def test_tasks_whose_ids_share_a_hash_are_not_taken_for_one(spark: SparkSession,
 
 
 def test_both_ways_say_the_same(spark: SparkSession, tmp_path: Path) -> None:
-    """Random histories, most of them ordinary: summary, figures and tables are equal; the whole way also lists what balances."""
+    """Random histories, most of them ordinary: summary, figures and tables are equal; only the full way lists balanced lives."""
     chance = random.Random(seed())  # noqa: S311 - a seed makes it repeatable
     told = told_at_random(chance, 400)
     for number in range(300):
@@ -195,7 +195,7 @@ def test_planted_faults_are_found_the_short_way(spark: SparkSession, tmp_path: P
 @pytest.mark.full
 @pytest.mark.slow
 def test_two_daily_runs_find_what_was_planted_as_one_run_does(spark: SparkSession, tmp_path: Path) -> None:
-    """With lives in the middle at the first run's end, events late for the second, some twice, and settled lives corrected."""
+    """With lives that are open at the first run's end, late and repeated events in the second, and corrected lives."""
     found, (first, second) = prove_by_day(spark, tmp_path, tasks=1500, rates=0.008, seed=12)
     assert set(found) == set(VERDICTS)
     assert {name: (score.recall, score.precision) for name, score in found.items()} == dict.fromkeys(VERDICTS, (1.0, 1.0))
@@ -207,7 +207,7 @@ def test_two_daily_runs_find_what_was_planted_as_one_run_does(spark: SparkSessio
 @pytest.mark.full
 @pytest.mark.slow
 def test_a_task_with_hundreds_of_thousands_of_events_holds_nothing_up(spark: SparkSession, tmp_path: Path) -> None:
-    """One task has nearly all events, one queue has all: it is one life, its evidence is cut, and its neighbours are judged."""
+    """One task has nearly all events, and one queue has all tasks: it is one life with cut evidence, and other lives are judged."""
     told = Histories()
     told.tell("hot", "published")
     for number in range(200):

@@ -1,4 +1,4 @@
-"""The books kept day by day: what one run leaves open, the next one closes; together they say what one run over all would."""
+"""The books, kept day by day: one run closes the lives that an earlier run left open; together they equal one run over all."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ DIED = ("dead_lettered", {"delivery": 1, "attempt": 1, "reason": "exhausted"})
 
 @dataclass
 class Ledger:
-    """Books in a folder, kept run by run; `said` holds what each run said: its summary, and its verdicts by life.
+    """Books in a folder, kept run by run; `said` has each run's summary and its verdicts by life.
 
     `told` are the histories of all runs.
     """
@@ -46,7 +46,7 @@ class Ledger:
     told: Histories = field(default_factory=Histories)
 
     def arrive(self, hour: int, events: list[Row]) -> None:
-        """Events become a file."""
+        """Write new events as a file."""
         write_lines(self.folder / "outcomes" / "date=2026-01-31" / f"hour={hour:02}" / "outcomes.jsonl", events)
 
     def run(self, inventory: list[Row], **options: Any) -> Summary:
@@ -59,12 +59,12 @@ class Ledger:
 
 
 def life_of(row: Row) -> Life:
-    """Which life a row is of."""
+    """The life to which a row belongs."""
     return row["task_id"], row["nesting"], row["generation"], row["queue"]
 
 
 def hand_made(told: Histories) -> tuple[list[Row], list[Row]]:
-    """Histories whose end is known, added to the others: what is told in the first part of them, and what in the second."""
+    """Histories with a known end, added to the others: their events in the first part, and in the second."""
     start = len(told.events)
     told.tell("ends-later", "published")
     told.tell("letter", "published", DIED)
@@ -107,9 +107,9 @@ def ledger(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Led
 @pytest.mark.full
 @pytest.mark.slow
 def test_runs_over_parts_say_together_what_one_run_over_all_says(ledger: Ledger) -> None:
-    """Random histories in two parts, with events late and repeated in the second: each life's last verdict is the whole's.
+    """Random histories in two parts, with late and repeated events in the second: each life's last verdict is that of the whole.
 
-    What one run over all would say is the second opinion's, with which such a run agrees (`test_oracle.py`).
+    The verdicts of one run over all come from the second opinion, with which such a run agrees (`test_oracle.py`).
     """
     (_, first), (_, second), *_ = ledger.said
     last = {life: row["verdict"] for life, row in (first | second).items()}
@@ -119,7 +119,7 @@ def test_runs_over_parts_say_together_what_one_run_over_all_says(ledger: Ledger)
 
 
 def test_each_event_is_counted_once(ledger: Ledger) -> None:
-    """Events of files that were read before, and events that were exported again, are counted by the run that saw them first."""
+    """An event in a file that was read before, or that was exported again, counts in the run that saw it first."""
     (first, _), (second, _), _, (after, _) = ledger.said
     told = list({event["event_id"]: event["outcome"] for event in ledger.told.events}.values())
     assert first.events + second.events == len(told)
@@ -130,13 +130,13 @@ def test_each_event_is_counted_once(ledger: Ledger) -> None:
 
 
 def test_the_last_run_repeated_gives_the_same_books(ledger: Ledger) -> None:
-    """It begins where that one began."""
+    """It starts from the state from which that run started."""
     _, (second, rows_then), (again, rows_now), _ = ledger.said
     assert (again, rows_now) == (second, rows_then)
 
 
 def test_an_open_life_is_carried_over_and_closed_when_it_ends(ledger: Ledger) -> None:
-    """Its end is told in a file without its publication; and a letter's redrive finds the letter's life."""
+    """Its end is in a file without its publication; and the redrive of a dead letter finds the dead letter's life."""
     (_, first), (_, second), *_ = ledger.said
     life, letter = ("ends-later", 0, 0, "orders"), ("letter", 0, 0, "orders")
     assert (first[life]["verdict"], second[life]["verdict"], second[life]["events"]) == ("in_flight", "balanced", 2)
@@ -144,7 +144,7 @@ def test_an_open_life_is_carried_over_and_closed_when_it_ends(ledger: Ledger) ->
 
 
 def test_a_late_event_corrects_a_settled_life_and_says_so(ledger: Ledger) -> None:
-    """What was lost has ended, what balanced has ended twice: both are marked with what was said of them."""
+    """A lost life has ended, or a balanced one has ended twice: both are marked with their earlier verdict."""
     (summary, verdicts) = ledger.said[1]
     told = {
         life[0]: (row["was"], row["verdict"], [step["outcome"] for step in row["history"]])
@@ -159,7 +159,7 @@ def test_a_late_event_corrects_a_settled_life_and_says_so(ledger: Ledger) -> Non
 
 
 def test_a_discrepancy_is_reported_once_and_stands_from_then_on(ledger: Ledger) -> None:
-    """The second run does not raise it again, and still counts it."""
+    """The second run does not report it again, but still counts it."""
     (_, first), (summary, second), *_ = ledger.said
     life = "lost-for-good", 0, 0, "orders"
     assert first[life]["verdict"] == "lost"
@@ -168,7 +168,7 @@ def test_a_discrepancy_is_reported_once_and_stands_from_then_on(ledger: Ledger) 
 
 
 def test_what_is_old_is_forgotten_and_one_earlier_version_is_kept(ledger: Ledger) -> None:
-    """What was reported goes in the end, files of such days count as read, and nothing piles up."""
+    """Reported discrepancies go in the end, files of those days count as read, and nothing piles up."""
     state = ledger.folder / "state"
     assert sorted(each.name for each in state.glob("v*")) == ["v00000002", "v00000003"]
     before, after = (json.loads((state / name / "run.json").read_text()) for name in ("v00000002", "v00000003"))
@@ -177,15 +177,16 @@ def test_what_is_old_is_forgotten_and_one_earlier_version_is_kept(ledger: Ledger
 
 
 def _without_copies_of_what_ended(told: Histories) -> None:
-    """A copy of a settled task's message is in flight to a run that has none of its events, and nothing to one that has all."""
+    """A copy of a settled task's message is in flight for a run without its events, and nothing for a run with all events."""
     ended = {event["task_id"] for event in told.events if event["outcome"] in ENDS}
     told.inventory = [row for row in told.inventory if row["place"] == "dead_letter" or row["task_id"] not in ended]
 
 
 def parts_of(events: list[Row], chance: random.Random) -> list[list[Row]]:
-    """By time, but for a twentieth that comes late, and another that comes again.
+    """Split by time, but a twentieth of the events comes late, and another twentieth comes again.
 
-    All openings of a life come together: an id that is published anew after its life was settled is a new life to such a run.
+    All opening events of a life stay together: an id that is published again after its life was settled is a new life to such a
+    run.
     """
     parts: list[list[Row]] = [[], []]
     opened: dict[tuple[Any, ...], int] = {}
@@ -205,7 +206,7 @@ def parts_of(events: list[Row], chance: random.Random) -> list[list[Row]]:
 
 
 def test_a_state_of_somebody_elses_is_refused(spark: SparkSession, tmp_path: Path) -> None:
-    """And so is one within the inputs or around the output, one that is broken, and one of a version that says more."""
+    """So is a state within the inputs or around the output, a broken one, and one of a newer version."""
     told = Histories()
     told.tell("a", "published", SUCCEEDED)
     (tmp_path / "thesis").mkdir()
@@ -229,7 +230,7 @@ def test_a_state_of_somebody_elses_is_refused(spark: SparkSession, tmp_path: Pat
 
 @pytest.mark.full
 def test_a_state_whose_name_was_on_its_way_is_not_forgotten(spark: SparkSession, tmp_path: Path) -> None:
-    """Where nothing is renamed over a file, the old name goes first: a run that died then has left the new one beside it."""
+    """Without an atomic rename, the old name is removed first: a run that died then has left the new state beside it."""
     told = Histories()
     told.tell("a", "published")
     told.hold("a", "queue")
@@ -249,7 +250,7 @@ def test_a_state_whose_name_was_on_its_way_is_not_forgotten(spark: SparkSession,
 
 @pytest.mark.full
 def test_a_state_from_before_an_outcome_was_known_goes_on(spark: SparkSession, tmp_path: Path) -> None:
-    """It has no column for it: none of its lives had that end; one that gets it now balances, and none is lost by it."""
+    """It has no column for that outcome: none of its lives had it; a life that gets it now balances, and none is lost."""
     told = Histories()
     for task in ("waits", "ends", "is gathered"):
         told.tell(task, "published", "deferred")
@@ -272,7 +273,7 @@ def test_a_state_from_before_an_outcome_was_known_goes_on(spark: SparkSession, t
 
 
 def test_a_run_forgets_whole_days_and_does_not_remember_them_again() -> None:
-    """The day of the moment that is kept stays whole; files without a date are kept; a shorter memory later changes nothing."""
+    """The first day that is kept stays whole; files without a date are kept; a shorter memory later changes nothing."""
     read = {f"date=2026-01-{day}/hour=00/x.parquet": f"file:/{day}" for day in (29, 30, 31)} | {"x.jsonl": "file:/x.jsonl"}
     run = Run(read=read, commits=["2026-01-29/a.json", "2026-01-30/b.json"])
     left = run.forgetting(NOON, 24 * HOUR)

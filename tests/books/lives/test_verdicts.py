@@ -1,4 +1,4 @@
-"""The books, on histories made by hand: every verdict, and what is counted. One run of the job serves all tests here."""
+"""The books on handwritten histories: every verdict, and every count. One run of the job serves all tests here."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def _redriven(told: Histories) -> None:
     told.tell("moved", "redriven", SUCCEEDED, generation=1, queue="repairs")
     told.tell("redriven-and-vanished", "published", DIED)
     told.tell("redriven-and-vanished", "redriven", generation=1)
-    # A redrive that died after it had published; the next one records it again.
+    # A redrive that died after it had published; the next redrive records it again.
     told.tell("redriven-again", "published", DIED)
     told.tell("redriven-again", "redriven", "redriven", SUCCEEDED, generation=1)
     told.tell("redriven-again-and-vanished", "published", DIED)
@@ -198,14 +198,14 @@ def run(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.mark.parametrize("life", EXPECTED)
 def test_each_life_has_the_verdict_of_the_first_rule_that_holds(run: Run, life: str) -> None:
-    """One history for each way that a life can go."""
+    """One history for each course that a life can take."""
     row = run.verdicts()[life]
     assert row["verdict"] == EXPECTED[life], row
     assert row["rule"] == RULES[EXPECTED[life]]
 
 
 def test_no_life_is_judged_that_nobody_told(run: Run) -> None:
-    """The replaced task is two lives; all others are in the table above."""
+    """The replaced task has two lives; all others are in the table above."""
     assert set(run.verdicts()) == EXPECTED.keys() | {"replaced+"}
 
 
@@ -229,7 +229,7 @@ def test_the_summary_is_written_as_it_is_returned(run: Run) -> None:
 
 
 def test_what_was_handed_over_again_without_a_redelivery_of_ours_is_a_possible_repeat(run: Run) -> None:
-    """A lost worker, a broker that restored the message, and two ends; an ordinary redelivery is none."""
+    """A lost worker, a message that the broker restored, and two ends; an ordinary redelivery is none."""
     repeats = {row["task_id"] for row in rows(run.folder, "repeats")}
     twice = {"ended-twice", "died-and-succeeded", "purged-twice", "run-by-its-own-strategy-twice"}
     assert repeats == {"crashed", "restored", *twice, "ended-and-crashed", "ended-and-crashed-just-now", "crashed-and-copied"}
@@ -247,7 +247,7 @@ def test_what_was_handed_over_again_without_a_redelivery_of_ours_is_a_possible_r
     ],
 )
 def test_a_crash_that_the_history_holds_is_named_as_the_cause(run: Run, task_id: str, *, is_crash: bool) -> None:
-    """Behind the end that it undid; one that came before is no cause of what was copied later."""
+    """Only a crash after the end that it undid; an earlier crash is not the cause of a later copy."""
     row = run.verdicts()[task_id]
     said = "a worker died, or lost its connection, after it had recorded an end and before it acknowledged the message"
     assert (said in row["cause"]) is is_crash
@@ -255,7 +255,7 @@ def test_a_crash_that_the_history_holds_is_named_as_the_cause(run: Run, task_id:
 
 
 def test_a_verdict_comes_with_what_is_known(run: Run) -> None:
-    """The last word, its reason and attempt, its time, and whether the broker has the message."""
+    """The last event, its reason, attempt and time, and whether the broker has the message."""
     row = run.verdicts()["letter-gone"]
     said = "last event: dead_lettered (exhausted) at attempt 1 at 2026-01-31 12:00:01.000 UTC; the broker does not have it"
     assert row["cause"] == f"{said}; likely removed without `redelivery dlq`: by LREM, DEL, an eviction or a consumer"
@@ -268,7 +268,7 @@ def test_a_verdict_comes_with_what_is_known(run: Run) -> None:
 
 
 def test_a_discrepancy_comes_with_its_events_in_order_and_with_what_to_do(run: Run) -> None:
-    """In the order in which they were judged, each once, with what an operator asks next; a balanced life has none."""
+    """In the order in which they were judged, each once, with an operator's next step; a balanced life has none."""
     judged = run.verdicts()
     history = [(step["outcome"], step["delivery"], step["reason"]) for step in judged["died-and-succeeded"]["history"]]
     assert history == [("published", 0, ""), ("dead_lettered", 1, "exhausted"), ("succeeded", 2, "")]
@@ -280,7 +280,7 @@ def test_a_discrepancy_comes_with_its_events_in_order_and_with_what_to_do(run: R
 
 
 def test_a_row_of_the_metrics_adds_up(run: Run) -> None:
-    """By queue, task and the day on which lives were opened."""
+    """By queue, task and the day on which the lives began."""
     mail = next(row for row in rows(run.folder, "metrics") if row["queue"] == "mail")
     expected = {"lives": 2, "published": 2, "dead_lettered": 1, "discrepancies": 2, "succeeded_at_first_attempt": 0}
     assert mail | expected == mail
@@ -291,12 +291,12 @@ def test_a_row_of_the_metrics_adds_up(run: Run) -> None:
 
 
 def test_the_table_for_people_names_every_verdict(run: Run) -> None:
-    """And says at its end whether the books balance."""
+    """Its last line says whether the books balance."""
     table = run.summary.to_table()
     assert all(name in table for name in VERDICTS)
     assert table.endswith("The books DO NOT BALANCE.")
 
 
 def test_only_in_flight_and_balanced_are_no_discrepancies() -> None:
-    """The other seven make the books not balance."""
+    """With any of the other seven verdicts the books do not balance."""
     assert set(VERDICTS) - set(DISCREPANCIES) == {"in_flight", "balanced"}

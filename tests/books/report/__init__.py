@@ -1,1 +1,1 @@
-"""Tests of what the books show."""
+"""Tests of the output of the books."""

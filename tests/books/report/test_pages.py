@@ -33,7 +33,7 @@ def life(task_id: str, verdict: str, **more: Any) -> dict[str, Any]:
 
 
 def books_of(folder: Path, *parts: list[dict[str, Any]]) -> Path:
-    """An output with these lives, a file for each part, as Spark's tasks leave them."""
+    """An output with these lives, one file for each part, as Spark's tasks write them."""
     kinds = {name: pa.int64() if name in NUMBERS else pa.list_(STEP) if name == "history" else pa.string() for name in COLUMNS}
     (folder / "verdicts").mkdir(parents=True)
     for number, part in enumerate(parts):
@@ -48,7 +48,7 @@ def show(folder: Path, *words: str) -> Result:
 
 
 def test_the_worst_come_first_and_of_those_the_oldest(tmp_path: Path) -> None:
-    """In whatever order and file they lie; every verdict has its place."""
+    """For any order within and between files; every verdict has its rank."""
     folder = books_of(
         tmp_path / "books",
         [life("b", "balanced"), life("s", "stuck"), life("l2", "lost", first_ms=2)],
@@ -82,7 +82,7 @@ def test_pages_together_are_all_lives_once(tmp_path: Path, limit: int) -> None:
 
 @pytest.mark.parametrize("chosen", [(), ("stuck", "lost"), ("balanced",)])
 def test_a_page_has_the_lives_that_a_sort_of_all_would_have(tmp_path: Path, chosen: tuple[str, ...]) -> None:
-    """Whatever their verdicts and times, many of which are the same, or not known."""
+    """For any verdicts and times, many of which are equal or unknown."""
     drawn = random.Random(5)  # noqa: S311 - lives of a test
     lives = [life(f"{each:03}", drawn.choice(VERDICTS), first_ms=drawn.choice([None, 0, 1, 1, 2, 9])) for each in range(300)]
     drawn.shuffle(lives)
@@ -96,7 +96,7 @@ def test_a_page_has_the_lives_that_a_sort_of_all_would_have(tmp_path: Path, chos
 
 
 def test_a_page_says_what_to_do_and_how_to_go_on(tmp_path: Path) -> None:
-    """Of the verdicts that were asked for; the next page's command goes to standard error."""
+    """For the verdicts on the page; the command for the next page is on standard error."""
     folder = books_of(tmp_path / "books", [life("a", "lost"), life("b", "lost"), life("c", "stuck"), life("d\x1b[31m", "orphaned")])
     done = show(folder, "--verdict", "lost", "--limit", "1")
     assert done.exit_code == 0, done.output
@@ -116,7 +116,7 @@ def test_a_page_says_what_to_do_and_how_to_go_on(tmp_path: Path) -> None:
 
 
 def test_json_has_the_events_and_the_number_of_the_next_page(tmp_path: Path) -> None:
-    """`--json` before the command's name does the same."""
+    """`--json` before the command's name has the same effect."""
     folder = books_of(tmp_path / "books", [life("a", "lost"), life("b", "stuck")])
     said = json.loads(show(folder, "--limit", "1", "--json").stdout)
     assert (said["total"], said["after"], said["next"]) == (2, 0, 1)
@@ -143,14 +143,14 @@ def test_what_is_no_output_of_the_books_is_refused_in_one_line(tmp_path: Path) -
 
 
 def test_balanced_lives_that_were_not_written_are_explained(tmp_path: Path) -> None:
-    """They are there with `--all` only."""
+    """They are only there with `--all`."""
     folder = books_of(tmp_path / "books", [])
     assert "balanced lives are written with `reconcile --all` only" in show(folder, "--verdict", "balanced").stdout
     assert "--all" not in show(folder, "--verdict", "lost").stdout
 
 
 def test_the_command_loads_no_spark(tmp_path: Path) -> None:
-    """It answers on a machine that has pyarrow alone."""
+    """It works on a machine with pyarrow and without Spark."""
     folder = books_of(tmp_path / "books", [life("a", "lost")])
     code = (
         "import sys; sys.modules['pyspark'] = sys.modules['jinja2'] = None\n"

@@ -1,4 +1,4 @@
-"""The books of planted histories: are the faults found, are the figures right, and is the report right in a real browser.
+"""The books on planted histories: the faults are found, the figures are right, and the report works in a real browser.
 
 One run of the job over synthetic histories (`benchmarks/history_files.py`), whose truth is known, serves all tests here.
 """
@@ -45,7 +45,7 @@ EPOCH = date(1970, 1, 1)
 
 @dataclass
 class Proved:
-    """The folder, what was planted, each event that was told, once, and what the job returned."""
+    """The folder, the planted faults, each event once, and the result of the job."""
 
     folder: Path
     planted: dict[str, int]
@@ -87,7 +87,7 @@ def test_every_planted_fault_is_found_and_nothing_else(proved: Proved) -> None:
 
 
 def test_the_summary_and_the_metrics_count_what_was_told(proved: Proved) -> None:
-    """All rows of the metrics together are the events, each once; a row is one queue, task and day."""
+    """All rows of the metrics together have each event once; a row is one queue, task and day."""
     rows = proved.table("metrics")
     told = Counter(event["outcome"] for event in proved.events)
     assert {name: many for name, many in proved.summary.outcomes.items() if many} == dict(told)
@@ -127,7 +127,7 @@ def test_times_to_success_are_right_to_within_a_percent(proved: Proved) -> None:
 
 
 def test_attempts_without_success_and_delays_add_up(proved: Proved) -> None:
-    """Asked is the sum of the delays of lives that ended by a delivery; waited is longer, by what the attempts took."""
+    """`asked` is the sum of the delays of lives that ended by a delivery; `waited` also contains the time of the attempts."""
     rows, asked, lives = proved.table("metrics"), 0, 0
     for life in proved.lives.values():
         words = [each["outcome"] for each in life]
@@ -147,7 +147,7 @@ def test_attempts_without_success_and_delays_add_up(proved: Proved) -> None:
 
 
 def test_causes_are_counted_by_fingerprint_with_an_example_that_died_of_it(proved: Proved) -> None:
-    """As many letters as died, and the example of each cause is one of them."""
+    """There are as many dead letters as deaths, and the example of each cause is one of them."""
     deaths = {each["task_id"]: each for each in proved.events if each["outcome"] == "dead_lettered"}
     rows = proved.table("causes")
     assert sum(row["letters"] for row in rows) == sum(each["outcome"] == "dead_lettered" for each in proved.events)
@@ -168,7 +168,7 @@ def test_the_trend_holds_this_run(proved: Proved) -> None:
 
 
 def test_the_terminal_names_times_causes_and_queues(proved: Proved) -> None:
-    """In a few lines, above the last one, which says whether the books balance."""
+    """In a few lines above the last one, which says whether the books balance."""
     table = proved.summary.to_table()
     assert re.search(r"\d+ % of the successes came at the first attempt; half within ", table)
     assert "died of" in table
@@ -190,7 +190,7 @@ def shown(browser: Browser, selector: str) -> str:
 def test_the_report_opens_without_an_error_a_request_or_a_sideways_scroll(
     proved: Proved, browser: Browser, width: int, scheme: str
 ) -> None:
-    """In a wide, a middle and a narrow window, light and dark: its own file alone is read, and nothing is wider than the window."""
+    """In a wide, a middle and a narrow window, light and dark: only its own file is read, and nothing is wider than the window."""
     report = proved.folder / "books" / "report.html"
     page = browser.open(report, width=width, scheme=scheme)
     assert page.logged == []
@@ -219,7 +219,7 @@ BROKEN_QUEUES = """[...document.querySelectorAll('td.queue')].filter(cell => {
 def test_axe_finds_nothing_and_ids_moments_and_queues_stay_on_one_line(
     proved: Proved, browser: Browser, width: int, scheme: str
 ) -> None:
-    """No rule of axe-core is broken; what it cannot decide is the contrast of text over the bands of the picture."""
+    """No rule of axe-core is broken; it cannot decide only the contrast of text over the bands of the picture."""
     browser.open(proved.folder / "books" / "report.html", width=width, scheme=scheme)
     assert browser.ask("[...document.querySelectorAll('.id, time')].filter(each => each.getClientRects().length > 1).length") == 0
     if width > 390:
@@ -232,7 +232,7 @@ def test_axe_finds_nothing_and_ids_moments_and_queues_stay_on_one_line(
 
 
 def test_the_page_says_whose_books_they_are_and_what_still_lies_there(proved: Proved, browser: Browser) -> None:
-    """The app, the broker, the period; dead letters that the inventory holds; what exceptions said."""
+    """The app, the broker, the period; dead letters in the inventory; the texts of exceptions."""
     browser.open(proved.folder / "books" / "report.html")
     assert shown(browser, ".kicker").startswith("shop on redis://redis:6379/0 · events from 2026-01-31 ")
     held = dataset.dataset(proved.folder / "inventory" / "inventory.parquet").to_table().to_pylist()

@@ -1,4 +1,4 @@
-"""What the report says and draws, from numbers alone: words, plots, the flow, and whatever strangers have written."""
+"""The texts and drawings of the report, from numbers alone: words, plots, the flow, and texts from outside."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def wrong(**verdicts: int) -> Summary:
 
 
 def text_of(page: str) -> str:
-    """What is read, without tags."""
+    """The text of a page, without tags."""
     return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page))
 
 
@@ -102,19 +102,19 @@ def test_a_duration_has_its_natural_unit(ms: int | None, said: str) -> None:
     ],
 )
 def test_a_change_says_how_much_more_or_less(now: int | None, before: int | None, said: str) -> None:
-    """From twice on as a factor."""
+    """A doubling and more is a factor."""
     assert change(now, before) == said
 
 
 def test_strangers_text_is_harmless() -> None:
-    """No tag, no quote, no control character and no change of direction comes through."""
+    """No tag, quote, control character or change of text direction is left."""
     assert shown(EVIL) == "&lt;script&gt;alert(1)&lt;/script&gt;&quot;&#x27;&amp;\\x1b[31m\\u202e"
     assert plain(EVIL).isprintable()
     assert len(shown("x" * 10_000)) <= 400
 
 
 def test_columns_over_time_hold_every_letter_and_are_of_one_width() -> None:
-    """An hour each where that fits; a span of months is drawn in wider ones; never more than 48."""
+    """Each column is an hour if that fits; a span of months has wider ones; at most 48."""
     hours = [{"hour": NOON // HOUR + at, "reason": "exhausted", "letters": at + 1} for at in (0, 5, 30)]
     spans = over_time(hours, until_ms=NOON + 31 * HOUR)
     assert sum(each.count for each in spans) == 1 + 6 + 31
@@ -128,7 +128,7 @@ def test_columns_over_time_hold_every_letter_and_are_of_one_width() -> None:
 
 
 def test_the_flow_shows_every_ending_and_no_band_is_too_thin_to_be_seen() -> None:
-    """One lost life among a million has its band; what goes into a bar comes out of it."""
+    """One lost life in a million has a band; what flows into a bar flows out of it."""
     flow = [{"opened": "published", "way": "first", "ending": "succeeded", "lives": 10**6}]
     flow += [{"opened": "published", "way": "none", "ending": ending, "lives": 1} for ending in ENDINGS if ending != "succeeded"]
     flow += [
@@ -149,21 +149,21 @@ def test_the_flow_shows_every_ending_and_no_band_is_too_thin_to_be_seen() -> Non
 
 
 def test_the_page_says_by_how_much_the_books_do_not_balance() -> None:
-    """In its first sentence, with the kinds."""
+    """The first sentence says so, with the kinds."""
     told = text_of(page(wrong(lost=3, missing_dead_letter=2, balanced=95), []))
     assert "The books do not balance ." in told
     assert "5 of 100 lives (5.0 %) are wrong: 3 lost, 2 missing dead letters." in told
 
 
 def test_the_page_of_balanced_books_says_so_and_names_what_is_open() -> None:
-    """Nothing red where nothing is wrong."""
+    """Nothing is red if nothing is wrong."""
     whole = page(wrong(balanced=9, in_flight=1), [])
     assert "Each of 10 lives was opened once and ended once, but for 1 that is still in flight." in text_of(whole)
     assert 'id="faults"' not in whole
 
 
 def test_a_gap_is_told_of_where_nothing_else_is_wrong() -> None:
-    """The books do not balance then, and say why."""
+    """Then the books do not balance, and the page says why."""
     gap = {"count": 7, "first_id": "1-0", "last_id": EVIL}
     whole = page(replace(wrong(balanced=9), balanced=False, gaps=[gap]), [])
     assert "The outcome log has 1 gap of 7 events: what was in it cannot be accounted for." in text_of(whole)
@@ -171,14 +171,14 @@ def test_a_gap_is_told_of_where_nothing_else_is_wrong() -> None:
 
 
 def test_what_earlier_runs_had_said_is_named() -> None:
-    """Corrections, and what still stands."""
+    """Corrections, and discrepancies that remain."""
     told = text_of(page(replace(wrong(balanced=9), corrections=1, standing={"lost": 2}), []))
     assert "1 life of closed books is judged anew" in told
     assert "2 discrepancies reported before still stand" in told
 
 
 def test_the_page_explains_its_words() -> None:
-    """Those that nobody knows who has not read the documents."""
+    """Those that a reader without the documents does not know."""
     told = text_of(page(wrong(balanced=9), []))
     for word in (
         "life One pass of a task through a queue",
@@ -189,7 +189,7 @@ def test_the_page_explains_its_words() -> None:
 
 
 def test_the_page_names_the_app_the_broker_and_the_period() -> None:
-    """Where the inputs tell them; and how long the grace is."""
+    """If the inputs have them; and the length of the grace period."""
     whose = replace(wrong(balanced=9), app="shop", broker="redis://redis:6379/0", from_ms=NOON - HOUR, until_ms=NOON)
     told = text_of(page(whose, []))
     assert "shop on redis://redis:6379/0 · events from 2026-01-31 11:00 to 2026-01-31 12:00 · as of" in told
@@ -207,7 +207,7 @@ def test_verdicts_that_no_life_has_are_one_line() -> None:
 
 
 def test_dead_letters_that_still_lie_there_stand_beside_those_that_were_redriven() -> None:
-    """In all, and for each cause; with what the exception said."""
+    """In total, and for each cause; with the text of the exception."""
     cause = {"reason": "exhausted", "fingerprint": "9f2c", "exception": "ValueError", "queue": "celery", "example": "a"}
     figures = Figures(
         total={"dead_lettered": 9, "redriven": 2, "attempts_made": 9, "attempts_wasted": 9},
@@ -226,7 +226,7 @@ def test_dead_letters_that_still_lie_there_stand_beside_those_that_were_redriven
 
 
 def test_a_page_is_read_in_a_minute() -> None:
-    """Five lines: how many, where they went, what still lies, what is wrong, what it cost; each with its change, by its name."""
+    """Five lines: how many, their ends, remaining dead letters, what is wrong, the cost; each with its change, by its name."""
     total = {"published": 9, "succeeded": 8, "succeeded_at_first_attempt": 6, "dead_lettered": 2, "redriven": 1}
     figures = Figures(
         total=total | {"attempts_made": 20, "attempts_wasted": 5},
@@ -257,7 +257,7 @@ def test_names_are_broken_between_their_words_and_only_long_ones_within() -> Non
 
 
 def hostile() -> Summary:
-    """Every name a stranger's, and an evil one."""
+    """Every name is a stranger's, and hostile."""
     times = [1.0, 2.0, 3.0]
     figures = Figures(
         total={
@@ -288,7 +288,7 @@ def hostile() -> Summary:
 
 
 def test_hostile_names_stay_text_on_the_page_and_in_the_terminal() -> None:
-    """Queues, tasks, ids, reasons, exceptions and fingerprints are anybody's."""
+    """Any client may choose queues, tasks, ids, reasons, exceptions and fingerprints."""
     whole = page(hostile(), [])
     assert "<script" not in whole
     assert "alert(1)" in whole
@@ -304,7 +304,7 @@ def test_the_page_refers_to_nothing_outside_itself() -> None:
 
 
 def test_a_trend_is_bounded_and_a_repeated_run_replaces_its_own_line() -> None:
-    """The latest runs, in their order; what is later than this run is none before it."""
+    """The latest runs, in order; a later run does not count as an earlier one."""
     lines = [{"as_of_ms": at} for at in range(200)]
     kept = merged(lines, {"as_of_ms": 100, "lives": 1})
     assert len(kept) == MAX_RUNS

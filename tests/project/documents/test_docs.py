@@ -1,4 +1,4 @@
-"""The documents say what is so: every code block runs or is looked up, every link leads somewhere, every setting is there.
+"""The documents are true: every code block runs or is looked up, every link leads somewhere, every setting is there.
 
 A block that cannot stand alone names the test that runs it, in a comment just above: `<!-- run by tests/test_x.py -->`.
 """
@@ -47,7 +47,7 @@ INLINE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 LINK = re.compile(r"\[[^\]\n]*\]\(([^)\s]+)\)")
 TEST = re.compile(r"`(?:conformance::)?(test_\w+)(\.py)?`")
 MERMAID = re.compile(r"(stateDiagram-v2|flowchart|graph|sequenceDiagram|classDiagram)\b")
-#: Commands of others, which are not looked into.
+#: Commands of other projects, which are not checked.
 OTHERS = {
     *(".", "cd", "echo", "export", "grep", "kill", "mkdir", "rm", "tail", "test", "touch"),
     *(
@@ -94,7 +94,7 @@ def blocks(*languages: str) -> list[Block]:
 
 
 def test_every_block_is_of_a_kind_that_is_checked() -> None:
-    """A block in another language needs a check here, or names the test that has one; `text` is for what nothing can check."""
+    """A block in another language needs a check here or the name of a test that checks it; `text` is for all without a check."""
     known = {"python", "console", "bash", "toml", "json", "mermaid", "text"}
     assert [f"{block} is {block.language!r}" for block in blocks() if block.language not in known and not block.run_by] == []
 
@@ -109,7 +109,7 @@ def test_a_block_that_is_run_elsewhere_is_run_there() -> None:
 
 
 def here(*languages: str) -> list[Block]:
-    """The blocks that nothing else runs."""
+    """The blocks that no other test runs."""
     elsewhere = {(ROOT / name, language) for name, (_, known) in RUN_ELSEWHERE.items() for language in known}
     return [block for block in blocks(*languages) if not block.run_by and (block.document, block.language) not in elsewhere]
 
@@ -178,7 +178,7 @@ def commands() -> Iterator[tuple[str, list[str]]]:
 
 
 def wrong(words: list[str]) -> str:
-    """What is wrong with a command line; nothing where it can be typed."""
+    """What is wrong with a command line; empty if it is valid."""
     program, *rest = words
     if program in OTHERS:
         return ""
@@ -194,14 +194,14 @@ def wrong(words: list[str]) -> str:
 
 
 def wrong_click(command: click.Command, words: list[str]) -> str:
-    """Walk down to the subcommand, and let it parse its words; nothing is run."""
+    """Find the subcommand, and let it parse its words; nothing is run."""
     context: click.Context | None = None
     while True:
         try:
             context = command.make_context(command.name, list(words), parent=context, resilient_parsing=True)
         except click.UsageError as exc:
             return exc.format_message()
-        left = [*getattr(context, "_protected_args", ()), *context.args]  # click 8 keeps a group's first word apart
+        left = [*getattr(context, "_protected_args", ()), *context.args]  # click 8 stores a group's first word separately
         known = {option for parameter in command.get_params(context) for option in (*parameter.opts, *parameter.secondary_opts)}
         for word in words[: len(words) - len(left)]:
             if word.startswith("-") and word.partition("=")[0] not in known:
@@ -216,7 +216,7 @@ def wrong_click(command: click.Command, words: list[str]) -> str:
 
 
 def wrong_dev(words: list[str]) -> str:
-    """`./dev`: its commands stand in its `case`, and its options in its usage, or are another program's."""
+    """Check `./dev`: its commands are in its `case`; its options are in its usage, or belong to another program."""
     text = (ROOT / "dev").read_text()
     known = set(re.findall(r"^([a-z]+)\)$", text, re.MULTILINE))
     if not words or words[0] not in known:
@@ -238,7 +238,7 @@ def wrong_pip(words: list[str]) -> str:
 
 
 def test_every_command_can_be_typed() -> None:
-    """Subcommands and options exist; what is misspelt, or was renamed, is found here."""
+    """Subcommands and options exist, so a misspelt or renamed one fails here."""
     found = list(commands())
     assert len(found) > 20
     assert [f"{place}: {' '.join(words)}: {why}" for place, words in found if (why := wrong(words))] == []
@@ -259,7 +259,7 @@ def test_every_command_can_be_typed() -> None:
     ],
 )
 def test_a_command_that_does_not_exist_is_found(line: str) -> None:
-    """The check sees what it is for."""
+    """The check above detects such a command."""
     assert wrong(shlex.split(line)) != ""
 
 
@@ -287,7 +287,7 @@ def test_every_link_leads_somewhere() -> None:
 
 
 def test_every_document_can_be_reached_from_the_readme() -> None:
-    """A page that nothing leads to is read by nobody."""
+    """A reader does not find a page without a link to it."""
     seen, waiting = set(), [ROOT / "README.md"]
     while waiting:
         document = waiting.pop()
@@ -302,7 +302,7 @@ def test_every_document_can_be_reached_from_the_readme() -> None:
 
 
 def test_every_test_that_a_document_names_exists() -> None:
-    """What is said to be proved is proved by something."""
+    """A claim with the name of a test needs that test."""
     paths = [*ROOT.glob("tests/**/test_*.py"), *ROOT.glob("examples/**/test_*.py")]
     files, text = {path.name for path in paths}, "\n".join(path.read_text() for path in paths)
     missing = []
@@ -315,25 +315,25 @@ def test_every_test_that_a_document_names_exists() -> None:
 
 
 def test_only_the_pages_of_proofs_name_tests() -> None:
-    """A user's page says what is so; `docs/proofs.md` says what shows it. `docs/testing.md` shows a user's own tests."""
+    """A user's page makes claims; `docs/proofs.md` names the tests that prove them. `docs/testing.md` shows a user's own tests."""
     pages = [each for each in DOCUMENTS if str(each.relative_to(ROOT)).startswith("docs/")]
     named = {str(each.relative_to(ROOT)) for each in pages if TEST.search(FENCE.sub("", each.read_text()))}
     assert named - PROOFS - {"docs/testing.md"} == set()
 
 
-#: What an engineer reads twice, who reads English as a second language.
+#: Words that a reader with English as a second language reads twice.
 TWICE = re.compile(
     r"\b([Ww]hoever|whosoever|whatsoever|thereof|therein|wherein|of which nobody|hitherto|henceforth|so as to|lest)\b"
     r"|(?<!there )(?<!none )\bis none\b(?! of)",
 )
-#: What a page for users does not tell: how something was measured once, and what was tried.
+#: What a user's page must not contain: how something was measured once, and what was tried.
 HISTORIES = re.compile(
     r"\b(fuzz\w*|in (nine|ten|some) (runs|rounds|sessions)|sessions had|was tried and|\d+ passed)\b", re.IGNORECASE
 )
 
 
 def test_the_pages_are_in_plain_words() -> None:
-    """Prose alone: neither code nor what a program printed."""
+    """Only prose is checked, without code and printed output."""
     pages = {str(each.relative_to(ROOT)): INLINE.sub("", FENCE.sub("", each.read_text())) for each in LINKED}
     assert {name: found for name, text in pages.items() if (found := [match[0] for match in TWICE.finditer(text)])} == {}
     users = {str(each.relative_to(ROOT)): pages[str(each.relative_to(ROOT))] for each in DOCUMENTS}
@@ -342,7 +342,7 @@ def test_the_pages_are_in_plain_words() -> None:
 
 
 def test_the_messages_are_in_plain_words() -> None:
-    """What commands, logs and screens say: the texts of the code, its help among them, and of the templates."""
+    """The texts of commands, logs and screens: those in the code, with its help, and in the templates."""
     said = {each: re.sub(r"{[%{].*?[%}]}", "", each.read_text(), flags=re.DOTALL) for each in ROOT.glob("workers/**/*.html")}
     for each in (file for room in ("middleware", "workers", "settings") for file in ROOT.glob(f"{room}/**/*.py")):
         tree = ast.parse(each.read_text())
@@ -355,14 +355,14 @@ def test_the_messages_are_in_plain_words() -> None:
 
 
 def _is_command(node: ast.Module | ast.ClassDef | ast.FunctionDef) -> bool:
-    """Whether its docstring is shown, as help."""
+    """Whether its docstring is shown as help."""
     return isinstance(node, ast.FunctionDef) and any(
         word in ast.unparse(each) for each in node.decorator_list for word in ("command", "group")
     )
 
 
 def test_the_changelog_has_the_form_that_it_names() -> None:
-    """Keep a Changelog's: the newest version first, each with a day, and below it only its six kinds of change."""
+    """The form of Keep a Changelog: the newest version first, each with a date, and only its six kinds of change."""
     text = (ROOT / "CHANGELOG.md").read_text()
     versions = re.findall(r"^## (.+)$", text, re.MULTILINE)
     assert versions[0] == "[Unreleased]"
@@ -373,7 +373,7 @@ def test_the_changelog_has_the_form_that_it_names() -> None:
 
 
 def test_the_reference_of_the_settings_is_what_the_code_says() -> None:
-    """Written by `./dev python -m tests.project.settings_reference`; every setting has its unit and its default."""
+    """`./dev python -m tests.project.settings_reference` writes it; every setting has its unit and its default."""
     written = (ROOT / "docs" / "settings.md").read_text()
     assert written == reference()
     rows = re.findall(r"^\| `(\w+)` \| [^|]+ \| [^|]+ \| `REDELIVERY_\w+` \| [^|]+ \|$", written, re.MULTILINE)

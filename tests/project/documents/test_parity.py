@@ -1,4 +1,4 @@
-"""`docs/parity.md`: each row of what three brokers and the best libraries do has its answer here, and a test that proves it."""
+"""`docs/parity.md`: each feature of three brokers and the best libraries has an answer here, and a test that proves it."""
 
 from __future__ import annotations
 
@@ -61,14 +61,14 @@ def functions() -> dict[tuple[str, str], list[ast.FunctionDef]]:
 @pytest.mark.parametrize(("suite", "name"), sorted({each for document in DOCUMENTS for each in named(document)}))
 @pytest.mark.xdist_group("parity")
 def test_a_test_that_is_named_exists(suite: str, name: str) -> None:
-    """As one function that pytest collects, and that nothing skips unconditionally."""
+    """It is one function that pytest collects, and that is not skipped unconditionally."""
     [found] = functions()[suite, name]
     marks = [ast.unparse(mark) for mark in found.decorator_list]
     assert not [mark for mark in marks if re.match(r"pytest\.mark\.(skip\b|xfail)", mark)]
 
 
 def test_skipped_or_not_run_is_unproved() -> None:
-    """Of a test with parameters, one that passed is enough; a failure is told by itself."""
+    """For a test with parameters, one pass is enough; a failure is reported anyway."""
     outcomes: dict[tuple[str, str], dict[str, set[str]]] = {
         ("", "b"): {"": {"skipped"}},
         ("", "c"): {"": {"skipped", "passed"}},
@@ -93,7 +93,7 @@ def test_skipped_or_not_run_is_unproved() -> None:
     ],
 )
 def test_the_kind_of_a_tests_broker_is_told_by_its_parameters(nodeid: str, kind: str) -> None:
-    """Wherever it stands among them, and whatever group the test is in."""
+    """The position of the parameter and the group of the test do not matter."""
     assert kind_of(nodeid) == kind
 
 
@@ -137,8 +137,8 @@ def test_a_whole_run_fails_where_a_named_test_was_skipped(
     code: int,
     told: list[str],
 ) -> None:
-    """Also when it is spread over processes; never in the quick lane, of only some tests, or where one has failed."""
-    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # a process of its own has enough to load
+    """Also if it runs in several processes; not in the quick lane, for a part of the tests, or after a failure."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # a process of its own takes long to start
     pytester.makeconftest(
         f"""
         import sys

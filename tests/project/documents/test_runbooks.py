@@ -27,7 +27,7 @@ RUNBOOKS = [each for each in BROKERS if each.startswith("docs/runbooks/")]
     ],
 )
 def test_a_runbook_shows_what_its_commands_print(name: str) -> None:
-    """Each command ends with 0, and its screen is the one below it, but for ids, times and sizes."""
+    """Each command ends with 0, and its screen equals the one below it, except for ids, times and sizes."""
     if BROKERS[name] == "rabbitmq":
         need_rabbit()
     with shell_of(name) as shell:
@@ -36,11 +36,11 @@ def test_a_runbook_shows_what_its_commands_print(name: str) -> None:
 
 
 def test_each_runbook_is_run() -> None:
-    """A page that is in the folder is one that is run; the list of them is the exception."""
+    """All pages of the folder run; only the list of them is an exception."""
     assert sorted(RUNBOOKS) == sorted(f"docs/runbooks/{each.name}" for each in FOLDER.glob("*.md") if each.name != "README.md")
 
 
 def test_the_list_names_each_runbook() -> None:
-    """Who is woken at night looks there."""
+    """An operator who is called at night looks there."""
     text = (FOLDER / "README.md").read_text()
     assert [each for each in RUNBOOKS if f"]({Path(each).name})" not in text] == []

@@ -1,4 +1,4 @@
-"""The walkthrough: how a document's blocks are read, run, compared and written anew."""
+"""The walkthrough: how the blocks of a document are read, run, compared and written again."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def test_what_is_printed_is_compared(here: Shell) -> None:
 
 
 def test_a_cell_may_be_cut_elsewhere() -> None:
-    """How much of it is seen depends on how wide its neighbours are."""
+    """Its visible length depends on the width of its neighbours."""
     cut = Command("dlq causes", ["1  ConnectionError: th…  celery"], "1  ConnectionError: the ba…  celery\n")
     assert cut.is_as_said()
     assert not Command("dlq causes", cut.expected, "1  TypeError: the ba…  celery\n").is_as_said()
 
 
 def test_an_export_may_cross_a_full_hour() -> None:
-    """It writes a file for each hour; more files than two are none of a run that takes minutes."""
+    """It then writes two files; more than two cannot come from a run of minutes."""
     said = Command("export", ["3 events written to books in 1 file."], "3 events written to books in 2 files.\n")
     assert said.is_as_said()
     assert not Command("export", said.expected, "3 events written to books in 3 files.\n").is_as_said()
@@ -58,14 +58,14 @@ def test_an_export_may_cross_a_full_hour() -> None:
 
 
 def test_what_is_printed_is_written(here: Shell) -> None:
-    """All of it, so that a page tells of one run; what leaves something out stays, and the rest is not touched."""
+    """All output of one run is written; a block with an ellipsis stays, and the rest of the page is not touched."""
     text = "Before.\n\n```console\n$ echo one\n$ echo took 3 s\ntook 2 s\n$ echo two 7\ntwo …\n$ echo two\nthree\n```\n\nAfter.\n"
     new, _ = follow(text, here, write=True)
     assert new == text.replace("echo one\n", "echo one\none\n").replace("took 2 s", "took 3 s").replace("three", "two")
 
 
 def test_an_ellipsis_stands_for_anything(here: Shell) -> None:
-    """As a line for lines, as a word for words; what has a line of it is not written anew."""
+    """As a line it stands for lines, as a word for words; a block with such a line is not written again."""
     text = "```console\n$ printf 'a\\nb\\nc d e\\n'\n…\nc … e\n```\n"
     follow(text, here)
     with pytest.raises(Deviation):
@@ -73,7 +73,7 @@ def test_an_ellipsis_stands_for_anything(here: Shell) -> None:
 
 
 def test_files_are_written_where_the_shell_is_and_conditions_are_waited_for(here: Shell) -> None:
-    """A file, what is added to it, a process in the background, and the port that stands for a free one."""
+    """A file, an addition to it, a background process, and the port that stands for a free one."""
     parts = [
         "```console\n$ mkdir ~/shop && cd ~/shop\n```",
         "```python\n# a.py\nprint(1)\n```",
@@ -96,13 +96,13 @@ def test_files_are_written_where_the_shell_is_and_conditions_are_waited_for(here
     ],
 )
 def test_what_cannot_be_done_is_named(here: Shell, text: str, why: str) -> None:
-    """A command that fails, a shell that ends, a block that nothing can be made of."""
+    """A command that fails, a shell that ends, a block of an unknown kind."""
     with pytest.raises(Deviation, match=why):
         follow(text, here)
 
 
 def test_what_others_run_and_what_is_installed_already_is_left_out(here: Shell) -> None:
-    """Only a bare machine installs; a block that names who runs it is left to that."""
+    """Only a bare machine installs; a block that names its test is left to that test."""
     text = "<!-- run by .ci/run -->\n```console\n$ false\n```\n```console\n$ pip install no-such-thing\n```\n"
     assert follow(text, here)[0] == text
 
@@ -142,7 +142,7 @@ $ ./dev demo    # kills; then a check
 def test_what_others_ran_is_compared(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], here: Shell, printed: str, code: int
 ) -> None:
-    """What they were told comes on standard input, and nothing is run."""
+    """The output of the other run comes on standard input, and nothing is run."""
     path = here.folder.parent / "demo.md"
     path.write_text(DEMO)
     monkeypatch.setattr("sys.stdin", io.StringIO(printed))
@@ -151,7 +151,7 @@ def test_what_others_ran_is_compared(
 
 
 def test_what_others_ran_must_stand_in_the_document(here: Shell, capsys: pytest.CaptureFixture[str]) -> None:
-    """Else nothing would be compared."""
+    """Otherwise nothing would be compared."""
     path = here.folder.parent / "demo.md"
     path.write_text(DEMO)
     with pytest.MonkeyPatch.context() as patch:
@@ -179,7 +179,7 @@ exit code 1
 
 
 def test_on_a_bare_machine_a_clone_is_followed_with_pythons_own_modules_alone(tmp_path: Path) -> None:
-    """In an environment that the document makes; no block is left to others. It says how long each command took."""
+    """In an environment that the document creates, with all blocks. The output has the time of each command."""
     (tmp_path / "bare.md").write_text(BARE)
     command = [sys.executable, "-S", "-m", "tests.support.documents.walkthrough", "--bare", str(tmp_path / "bare.md")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
@@ -220,7 +220,7 @@ raise RuntimeError
 
 
 def test_a_page_is_played_in_its_order(scratch: Shell) -> None:
-    """Files are written, hidden commands run, and what goes to stderr is seen; only the screens that differ are written anew."""
+    """Files are written, hidden commands run, and stderr is included; only changed screens are written again."""
     new, done = follow(PAGE, scratch, write=True)
     assert new == PAGE.replace("three\n", "two\n")
     assert [each.shown for each in done] == [["hidden"], ["one", "two"], ["exit code 1"]]
@@ -235,13 +235,13 @@ def test_what_is_never_run_must_be_python(scratch: Shell) -> None:
 
 
 def test_progress_is_no_part_of_a_screen(scratch: Shell) -> None:
-    """A line that was written over on the way, as a slow machine has it, is left out."""
+    """A line that was overwritten, as on a slow machine, is left out."""
     text = "```console\n$ printf '\\r\\033[K1 of 2\\r\\033[K2 of 2\\ndone\\n'\ndone\n```\n"
     assert follow(text, scratch)[0] == text
 
 
 def test_a_command_that_fails_fails_the_page(scratch: Shell) -> None:
-    """Its exit code and its words are told."""
+    """The error has its exit code and its output."""
     with pytest.raises(Deviation, match=re.compile(r"ls nowhere ended with 2:.*No such file", re.DOTALL)):
         follow("```console\n$ ls nowhere\n```\n", scratch)
 

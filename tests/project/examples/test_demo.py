@@ -1,6 +1,6 @@
-"""The demo on RabbitMQ: the application that runs on Redis, by its URL alone; and what it says where there is no RabbitMQ.
+"""The demo on RabbitMQ: the same application as on Redis with another URL; and its message if there is no RabbitMQ.
 
-`.ci/run` runs it on Redis, where it balances; here it runs on RabbitMQ, and a message is taken away behind everybody's back, as
+`.ci/run` runs it on Redis, where it balances; here it runs on RabbitMQ, and a message is deleted by hand, as
 examples/webhooks/README.md says.
 """
 
@@ -37,7 +37,7 @@ def demo(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.full
 @pytest.mark.slow
 def test_the_demo_on_rabbitmq_names_the_message_that_was_deleted_and_no_other() -> None:
-    """Workers are killed, letters redriven; the books miss one message, which was taken behind everybody's back, and say which."""
+    """Workers are killed and dead letters redriven; the books miss the one message that was deleted by hand, and name it."""
     done = demo("--sabotage", "--json")
     assert done.returncode == 1, done.stderr
     account = json.loads(done.stdout)

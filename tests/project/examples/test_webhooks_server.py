@@ -1,4 +1,4 @@
-"""The demo's receiver misbehaves as it says, and the comparison with its journal finds what differs."""
+"""The demo's receiver misbehaves as planned, and the comparison with its journal finds every difference."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def log(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def receiver(log: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
-    """A running receiver that is quick to be silent."""
+    """A running receiver whose silence is short."""
     monkeypatch.setattr(server, "SILENCE", 0.1)
     with Receiver(log, seed=SEED, secret=SECRET) as running:
         yield running
 
 
 def test_good_webhook_is_processed_once_however_often_it_comes(receiver: Receiver, log: Path) -> None:
-    """The second time is answered well, recorded as repeated, and not done again."""
+    """The repeat gets a good answer, is recorded as repeated, and is not processed again."""
     name = named(Scenario.ACCEPT)
     assert [post(receiver.url, name)[0] for _ in range(2)] == [200, 200]
     assert [(line.number, line.processed, line.repeated) for line in journal.read(log)] == [(1, True, False), (2, False, True)]
@@ -82,7 +82,7 @@ def test_busy_endpoint_says_when_to_come_back(receiver: Receiver) -> None:
 
 @pytest.mark.parametrize("scenario", [Scenario.RESET, Scenario.SILENT, Scenario.REPLY_LOST])
 def test_spoilt_connection_is_reset_and_then_served(receiver: Receiver, log: Path, scenario: Scenario) -> None:
-    """The kernel's reset, no polite goodbye; what was done before a lost reply is not done again."""
+    """The connection is reset, not closed; work done before a lost reply is not repeated."""
     name = named(scenario)
     with pytest.raises(ConnectionResetError):
         post(receiver.url, name)
@@ -167,7 +167,7 @@ def test_account_names_what_differs(webhook: Webhook, events: list[dict[str, Any
 
 
 def test_repeat_that_the_books_know_is_no_disagreement() -> None:
-    """A worker was killed between the receiver's answer and the acknowledgement: the books say so."""
+    """A worker was killed between the receiver's answer and the acknowledgement: the books know that."""
     events = [
         SUCCESS[0],
         event("w", "redelivery_scheduled", 2, reason="worker_lost", attempt=1),
@@ -184,7 +184,7 @@ def test_lost_webhook_is_named() -> None:
 
 
 def test_redriven_webhook_counts_by_its_last_life() -> None:
-    """Dead once, redriven, then well: a success, and still one death by its reason."""
+    """It died once, was redriven and then succeeded: a success, and still one death by its reason."""
     events = [
         SUCCESS[0],
         event("w", "dead_lettered", 2, reason="exhausted", attempt=5),
@@ -218,7 +218,7 @@ TWICE = [
 def test_an_end_that_a_crash_doubled_is_forgiven_where_the_books_name_it(
     events: list[dict[str, Any]], verdict: str, may_repeat: bool, forgiven: bool
 ) -> None:
-    """On RabbitMQ alone, with the crash among the events, and where nothing else is wrong."""
+    """Only on RabbitMQ, with the crash among the events, and if nothing else is wrong."""
     lines = [line("w", 1, processed=True), line("w", 2, repeated=True)]
     account = balance([GOOD], events, [{"task_id": "w", "verdict": verdict}], lines, may_repeat=may_repeat)
     assert account.only_doubled is forgiven

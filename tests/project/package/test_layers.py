@@ -1,4 +1,4 @@
-"""The layers: `./dev lint` refuses an import that points the wrong way, from whichever layer it comes."""
+"""The layers: `./dev lint` refuses an import in the wrong direction, from every layer."""
 
 from __future__ import annotations
 
@@ -85,14 +85,14 @@ def lint(tree: Path) -> tuple[int, str]:
 
 
 def test_the_layers_are_kept(tree: Path) -> None:
-    """Imports for type checkers, and those inside of functions, included."""
+    """Also for imports for type checkers, and imports inside functions."""
     code, said = lint(tree)
     assert code == 0, said
 
 
 @pytest.mark.parametrize(("module", "line", "contract"), WRONG, ids=[f"{module}: {line}" for module, line, _ in WRONG])
 def test_an_import_that_points_the_wrong_way_is_refused(tree: Path, module: str, line: str, contract: str) -> None:
-    """Even where only a type checker sees it."""
+    """Even if only a type checker sees it."""
     path = tree / module
     kept = path.read_text()
     try:
@@ -105,7 +105,7 @@ def test_an_import_that_points_the_wrong_way_is_refused(tree: Path, module: str,
 
 
 def imports(path: Path) -> Iterator[ast.Import | ast.ImportFrom]:
-    """All imports of a file, wherever in it."""
+    """All imports of a file, at any depth."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import | ast.ImportFrom):
             yield node
@@ -134,7 +134,7 @@ def test_nothing_is_imported_by_the_bare_name_of_a_package() -> None:
 
 
 def test_inside_a_package_imports_are_relative() -> None:
-    """So that an absolute one means that a border is crossed."""
+    """An absolute import then shows that it leaves the package."""
     found = [
         f"{path.relative_to(ROOT)}:{node.lineno}"
         for room in ROOMS

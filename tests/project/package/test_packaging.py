@@ -1,4 +1,4 @@
-"""What a user installs is what stands here: every room, the scripts of the broker, and nothing of the tests."""
+"""The wheel has every package of this repository and the broker's scripts, and none of the tests."""
 
 from __future__ import annotations
 
@@ -46,18 +46,18 @@ def sources() -> set[str]:
 
 
 def test_every_folder_of_a_room_is_a_declared_package() -> None:
-    """The editable install sees a folder that is not declared; the wheel would not have it."""
+    """The editable install has a folder that is not declared; the wheel would not have it."""
     assert packages() == folders()
 
 
 def test_links_lead_to_the_rooms() -> None:
-    """Type checkers follow these links; a lost one would make them check nothing."""
+    """Type checkers follow these links; without one they would check nothing."""
     assert {room: (ROOT / "redelivery" / room).readlink() for room in ROOMS} == {room: Path("..") / room for room in ROOMS}
 
 
 @pytest.mark.parametrize("lock", sorted(path.name for path in (ROOT / "requirements").glob("*.txt")))
 def test_lock_pins_with_hashes_and_holds_no_address(lock: str) -> None:
-    """Each requirement is one version with its hashes, wherever it is downloaded from."""
+    """Each requirement is one version with its hashes, from any index."""
     text = (ROOT / "requirements" / lock).read_text(encoding="utf-8")
     requirements = [each for each in text.replace("\\\n", " ").splitlines() if each.strip()]
     assert "://" not in text

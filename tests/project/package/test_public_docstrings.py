@@ -37,7 +37,7 @@ def modules() -> list[str]:
 
 
 def public() -> dict[str, Any]:
-    """What the public modules offer, and the public methods of their classes, by name."""
+    """The objects that the public modules offer, and the public methods of their classes, by name."""
     found: dict[str, Any] = {}
     for module in PUBLIC:
         for name in module.__all__:
@@ -58,7 +58,7 @@ def methods(owner: type) -> Iterator[tuple[str, Any]]:
 
 
 def said(name: str, value: Any) -> str:
-    """The docstring, and its class's where it is a method."""
+    """The docstring, with its class's if it is a method."""
     owner = public().get(name.rpartition(".")[0])
     return f"{inspect.getdoc(value) or ''}\n{inspect.getdoc(owner) or ''}" if owner is not None else inspect.getdoc(value) or ""
 

@@ -80,7 +80,7 @@ def test_the_examples_of_the_documentation_pass(pytester: pytest.Pytester) -> No
 
 
 def test_a_suite_that_asks_for_nothing_imports_nothing(pytester: pytest.Pytester) -> None:
-    """The plugin is loaded, and Celery, kombu, redis-py, tenacity and structlog are not."""
+    """The plugin is loaded, but not Celery, kombu, redis-py, tenacity or structlog."""
     test = """
         import sys
 
@@ -94,7 +94,7 @@ def test_a_suite_that_asks_for_nothing_imports_nothing(pytester: pytest.Pytester
 
 
 def test_a_worker_is_ready_and_each_test_is_alone(pytester: pytest.Pytester) -> None:
-    """Remote control answers at once; no test sees another's messages, bindings or letters; the app is as it was afterwards."""
+    """Remote control answers at once; no test sees another's messages, bindings or dead letters; the app is restored afterwards."""
     test = """
         import pytest
         from celery import current_app
@@ -136,7 +136,7 @@ def test_a_worker_is_ready_and_each_test_is_alone(pytester: pytest.Pytester) -> 
 
 
 def test_time_moves_on_by_hand(pytester: pytest.Pytester) -> None:
-    """Never early, never late, and what fails again within the time is redelivered within it; nobody sleeps."""
+    """A message is neither early nor late, a second failure within the time is redelivered within it, and no test sleeps."""
     test = """
         from datetime import timedelta
         from shop import fails, works
@@ -319,14 +319,14 @@ def stays():
 
         def test_next(): ...
     """
-    # The task ends when the run has: what it then says of its broker is not the run's business.
+    # The task ends after the run, and what it logs about its broker then does not concern the run.
     pytester.makeconftest("def pytest_unconfigure():\n    import shop\n    shop.END.set()\n")
     result = suite(pytester, test, shop=shop, passed=2, errors=1)
     result.stdout.fnmatch_lines(["*redelivery: the worker did not stop within 1 s: shop.stays still runs*"])
 
 
 def test_the_apps_own_broker_is_left_as_it_was(pytester: pytest.Pytester, server: Server) -> None:
-    """Where it is used, a suite lives below its own prefix, sees nothing of the app's, and deletes what it wrote."""
+    """On the app's own broker, a suite uses its own prefix, sees nothing of the app's, and deletes what it wrote."""
     server.client.set("mine", "1")
     server.client.lpush("celery", "a message of the app's own")
     shop = SHOP.replace("redis://localhost:1/0", server.url)
@@ -389,7 +389,7 @@ def test_advance_refuses_what_no_test_has(server: Server, limit: int, moved: int
 
 
 def test_a_message_ages_in_all_its_times_and_nothing_else() -> None:
-    """Whatever it says of the past is as much earlier; its body, its ETA and the order of its history stay."""
+    """Each time in its past is so much earlier; its body, its ETA and the order of its history stay."""
     history = Envelope(
         attempt=1,
         first_seen_ms=9_500,

@@ -36,7 +36,7 @@ Found = Counter[tuple[str, int, str]]
 
 @pytest.fixture(scope="module")
 def python(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The interpreter of an environment in which the package is installed as a wheel, as a user has it, beside what it needs."""
+    """An environment with the package installed as a wheel and its requirements, as a user has it; returns its interpreter."""
     place = tmp_path_factory.mktemp("installed")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", place / "venv"], check=True)
     site = next((place / "venv").glob("lib/python*/site-packages"))
@@ -54,7 +54,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for path in sources():
         shutil.copy(path, project / path.name)
     strict = "[mypy]\nstrict = True\n[mypy-celery.*]\nignore_missing_imports = True\n"
-    # Celery has no types, so under mypy its decorators are untyped whatever stands beside them.
+    # Celery has no types, so mypy takes its decorators for untyped in any case.
     (project / "mypy.ini").write_text(f"{strict}[mypy-tasks]\ndisallow_untyped_decorators = False\n")
     (project / "pyrightconfig.json").write_text('{"typeCheckingMode": "standard", "pythonVersion": "3.11"}')
     return project
@@ -106,7 +106,7 @@ def of_pyright(output: str) -> Iterator[tuple[str, int, str]]:
 
 
 def run(project: Path, *command: str | Path) -> str:
-    """What a checker writes; it must have checked."""
+    """The output of a checker, which must have run."""
     environment = {key: value for key, value in os.environ.items() if key not in {"PYTHONPATH", "MYPYPATH"}}
     done = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stdout + done.stderr
@@ -131,7 +131,7 @@ def test_pyright_sees_what_a_user_wrote(project: Path, python: Path) -> None:
 
 @pytest.mark.parametrize("checker", ["mypy", "pyright"])
 def test_something_is_expected(checker: str) -> None:
-    """The comments are read: an expectation that nobody reads would prove nothing."""
+    """Without any expectation in the comments the tests above would prove nothing."""
     kinds = expected(checker)
     assert sum(kinds.values()) > 20
 

@@ -1,4 +1,4 @@
-"""What a message carries of its own history: written by each step, bounded, and read from whatever comes."""
+"""The history that a message carries: written by each step, bounded, and read from any input."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def die(message: dict[str, Any], *, queue: str = "q", reason: str = "exhausted",
 
 
 def test_a_redelivery_counts_and_touches_nothing_else() -> None:
-    """Body, properties and custom headers come out as they went in."""
+    """Body, properties and custom headers are unchanged."""
     before = fresh(tenant="t1")
     after = envelope.redelivered(before, "q", seen_ms=7, attempt=attempt(), due_ms=1000)
     read = Envelope.of(after["headers"])
@@ -66,7 +66,7 @@ def test_a_crash_counts_as_an_attempt_but_not_against_celerys_retries() -> None:
 
 
 def test_a_suspect_is_handed_over_again_uncounted() -> None:
-    """Nobody can tell whether it ran."""
+    """It is not known whether it ran."""
     read = Envelope.of(envelope.redelivered(fresh(), "q", seen_ms=7, attempt=None, suspect=True)["headers"])
     assert (read.attempt, read.delivery, read.suspect) == (0, 1, True)
 
@@ -124,7 +124,7 @@ def test_however_often_it_dies_the_history_is_bounded_and_the_first_death_stays(
 
 
 def test_a_redriven_letter_begins_anew_and_keeps_its_history() -> None:
-    """Same id, one generation on, and to the exchange and routing key that it is given; without one, to its origin queue."""
+    """The same id, the next generation, to the given exchange and routing key; without one, to its origin queue."""
     letter = die(envelope.redelivered(fresh(), "q", seen_ms=7, attempt=attempt(), due_ms=1000))
     again = envelope.redriven(letter, ("ex", "rk"))
     read = Envelope.of(again["headers"])
@@ -136,14 +136,14 @@ def test_a_redriven_letter_begins_anew_and_keeps_its_history() -> None:
 
 
 def test_a_letter_without_an_origin_cannot_go_back() -> None:
-    """It was put there by somebody else."""
+    """Another client put it there."""
     with pytest.raises(EnvelopeError, match="names no origin"):
         envelope.redriven(fresh())
 
 
 @pytest.mark.parametrize("raw", [b"\xff", b"[]", b'{"headers": null, "properties": {}}', b"[" * 100_000, b'{"headers": {}}'])
 def test_what_is_no_message_is_refused_by_name(raw: bytes) -> None:
-    """Garbage, other shapes, and nesting that is meant to hurt."""
+    """Garbage, other shapes, and harmful nesting."""
     with pytest.raises(EnvelopeError):
         envelope.opened(raw)
 
@@ -157,7 +157,7 @@ JSON = st.recursive(
 
 @given(JSON | st.dictionaries(st.sampled_from(sorted(header.KNOWN)), JSON))
 def test_a_hostile_header_stops_nothing(header: Any) -> None:
-    """Whatever stands in the header, every step can be taken, and what is written can be read."""
+    """With any content of the header, every step can be taken, and its result can be read."""
     message = fresh(redelivery=header)
     written = [
         envelope.redelivered(message, "q", seen_ms=1, attempt=attempt(), due_ms=5),

@@ -14,12 +14,12 @@ def publication(number: int, **fields: Any) -> Publication:
 
 
 def test_a_publication_knows_its_task_and_about_how_large_it_is() -> None:
-    """The size counts towards what is collected at the most."""
+    """The size counts towards the maximum size of a batch."""
     assert (publication(7).task_id, publication(7).size) == ("t7", 7 + OVERHEAD)
 
 
 def test_a_batch_knows_what_is_left_of_it() -> None:
-    """In its order; what is left is what is sent again."""
+    """In order; only unconfirmed messages are sent again."""
     first, second, third = (publication(number) for number in range(3))
     batch = Batch([first, second, third])
     second.is_published = True
@@ -27,7 +27,7 @@ def test_a_batch_knows_what_is_left_of_it() -> None:
 
 
 def test_what_must_be_there_before_is_named_once() -> None:
-    """And only for what is left."""
+    """And only for messages that are left."""
     queue, other, third = object(), object(), object()
     gone = publication(2, declare=(third,))
     gone.is_published = True

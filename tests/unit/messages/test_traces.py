@@ -1,4 +1,4 @@
-"""The trace contexts that messages carry: written by anybody, read strictly, and kept by a version that does not know them."""
+"""The trace contexts in messages: any client may write them, they are parsed strictly, and older versions keep them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MESSAGE: dict[str, Any] = {
     "headers": {"id": "x", "task": "shop.charge", "traceparent": CONTEXT},
     "properties": {"delivery_info": {"exchange": "", "routing_key": "orders"}},
 }
-#: What a stranger may write in place of a context.
+#: Values that a stranger may write in place of a context.
 HOSTILE: list[Any] = [
     None,
     5,
@@ -42,14 +42,14 @@ def _attempt(trace: str) -> Attempt:
 
 
 def test_a_delivery_that_was_lost_and_does_not_count_is_linked_to_once() -> None:
-    """The next delivery links to it; whatever follows links to what is in the history. A version without the field keeps it."""
+    """The next delivery links to it; later ones link to the entries of the history. An older version keeps the field."""
     counted = redelivered(MESSAGE, "orders", seen_ms=1, attempt=_attempt(f"{CONTEXT[:-2]}03"))
     lost = redelivered(counted, "orders", seen_ms=1, attempt=None, suspect=True, lost=CONTEXT)
     assert text_of(last_attempt(Envelope.of(lost["headers"]))) == CONTEXT
     assert lost["headers"][HEADER]["lost"] == {"delivery": 2, "trace": CONTEXT}
     after = redelivered(lost, "orders", seen_ms=1, attempt=_attempt(f"{CONTEXT[:-2]}05"))
     assert "lost" not in after["headers"][HEADER]
-    # A version before keeps a field that it does not know, and counts its own deliveries.
+    # An older version keeps an unknown field, and counts its own deliveries.
     kept = {**after["headers"][HEADER], "lost": lost["headers"][HEADER]["lost"]}
     assert text_of(last_attempt(Envelope.of({HEADER: kept}))) == f"{CONTEXT[:-2]}05"
 
@@ -58,7 +58,7 @@ def test_a_delivery_that_was_lost_and_does_not_count_is_linked_to_once() -> None
     "lost", [*HOSTILE, *({"delivery": 0, "trace": each} for each in HOSTILE), {"delivery": "0"}, {"trace": CONTEXT}]
 )
 def test_what_a_stranger_writes_of_a_lost_delivery_stops_nothing(lost: Any) -> None:
-    """It counts as absent, and the next step takes it away."""
+    """It counts as absent, and the next step removes it."""
     headers = {**MESSAGE["headers"], HEADER: {"lost": lost}}
     assert last_attempt(Envelope.of(headers)) is None
     again = redelivered({**MESSAGE, "headers": headers}, "orders", seen_ms=1, attempt=None)
@@ -66,7 +66,7 @@ def test_what_a_stranger_writes_of_a_lost_delivery_stops_nothing(lost: Any) -> N
 
 
 def test_the_history_names_the_span_of_each_attempt() -> None:
-    """Through a death and a redrive; a message whose attempts are not told of has no such field."""
+    """Through a death and a redrive; without tracing, a message has no such field."""
     again = redelivered(MESSAGE, "orders", seen_ms=1, attempt=_attempt(CONTEXT))
     letter = dead(
         again,
@@ -103,7 +103,7 @@ def test_what_is_no_context_is_none(said: Any) -> None:
 
 @given(st.integers(0, 255))
 def test_the_flags_say_whether_a_trace_is_sampled(flags: int) -> None:
-    """Their last bit; all others mean something else."""
+    """Only the last bit decides."""
     said = f"{CONTEXT[:-2]}{flags:02x}"
     assert is_left_out({"traceparent": said}) is not bool(flags & 1)
     context = read(said)
@@ -112,7 +112,7 @@ def test_the_flags_say_whether_a_trace_is_sampled(flags: int) -> None:
 
 
 def test_the_version_before_keeps_what_it_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker of it redelivers the message: the span of the attempt stays in the history."""
+    """An older worker redelivers the message: the span of the attempt stays in the history."""
     again = redelivered(MESSAGE, "orders", seen_ms=1, attempt=_attempt(CONTEXT))
     monkeypatch.delitem(header.ATTEMPT, "trace")
     assert unreadable(again["headers"]) == []

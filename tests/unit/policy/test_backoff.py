@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Injected:
-    """Randomness that was decided beforehand: signs and values of U."""
+    """A random source with fixed results: signs and values of U."""
 
     drawn: list[tuple[int, float]] = field(default_factory=list)
 

@@ -1,4 +1,4 @@
-"""How wrong a clock is: only what no slow answer can explain, and only beyond the tolerance."""
+"""How wrong a clock is: only an error that no slow answer explains counts, and only beyond the tolerance."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_only_what_lies_outside_the_question_is_wrong(said: int, ahead: int) -> 
 
 @given(st.integers(0, 10**13), st.integers(0, 10**6), st.integers(-(10**7), 10**7))
 def test_a_clock_is_never_said_to_be_more_wrong_than_it_is(asked: int, took: int, wrong: int) -> None:
-    """Whenever in between it was read."""
+    """For any moment between question and answer at which it was read."""
     for moment in (asked, asked + took // 2, asked + took):
         said = skew_ms(asked, moment + wrong, asked + took)
         assert abs(said) <= abs(wrong)

@@ -39,7 +39,7 @@ def stored(serializer: str, exc: Exception) -> Any:
 @pytest.mark.parametrize("exc", [DeadLetter("card stolen"), RedeliverAfter(30, "busy")], ids=["DeadLetter", "RedeliverAfter"])
 @pytest.mark.parametrize("serializer", ["json", "pickle"])
 def test_a_stored_exception_names_the_package_and_comes_back_as_its_class(serializer: str, exc: Exception) -> None:
-    """Where the class stands inside is nobody's business, and may change."""
+    """Its internal module is not part of its name, and may change."""
     assert type(exc).__module__ == "redelivery"
     read = stored(serializer, exc)
     assert (type(read), read.args, vars(read)) == (type(exc), exc.args, vars(exc))
@@ -47,7 +47,7 @@ def test_a_stored_exception_names_the_package_and_comes_back_as_its_class(serial
 
 @pytest.mark.parametrize(("old", "said"), [(OLD_LETTER, "('card stolen',) card stolen"), (OLD_AFTER, "(30.0, 'busy') busy")])
 def test_a_result_that_an_earlier_version_pickled_is_read(old: str, said: str) -> None:
-    """In a process that has imported nothing of ours before."""
+    """The reading process has not imported redelivery before."""
     done = subprocess.run([sys.executable, "-c", READ, old], check=True, capture_output=True, text=True)
     assert done.stdout.strip().endswith(said)
     assert "redelivery." in done.stdout

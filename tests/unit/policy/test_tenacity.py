@@ -295,7 +295,7 @@ def test_what_lies_beneath_stays_in_force() -> None:
 def test_an_override_beats_the_strategy_that_says_the_same(
     table: dict[str, Any], strategies: dict[str, Any], override: dict[str, Any], attempt: int, expected: Any
 ) -> None:
-    """In the night of the incident the settings' last word holds against `wait` and `stop` too; the rest is theirs."""
+    """During an incident, the override of the settings beats `wait` and `stop`; the rest is the strategies'."""
     settings = {"override": {name: dict.fromkeys(rows, override) for name, rows in table.items()}}
     assert asked(strategies, settings=settings, attempt=attempt) == expected
 

@@ -1,4 +1,4 @@
-"""The broker's address is read as kombu reads it, and a kombu that has lost that reading stops nobody."""
+"""The broker's address is parsed by kombu's own function, and a kombu without that function causes no failure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known about a delivery, and what an attempt says of its decision."""
+"""What is known about a delivery, and the decision that an attempt attaches to its exception."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ def test_a_redelivery_knows_its_age_and_what_it_waited() -> None:
 
 
 def test_the_facts_of_a_dead_letter_are_its_handlers() -> None:
-    """Its attempts are counted, its age begins at the death, and the letter was kept, so that it is eligible."""
+    """Its attempts are counted and its age begins at the death; it was kept, so it is eligible."""
     envelope = Envelope(attempt=5, handled=1, first_seen_ms=1_000, deaths=(DEATH,), attempts=({"delay": 1_500},))
     facts = DeliveryFacts.of(HELD, envelope, {"redelivery-dead-letter-eligible": False})
     assert (facts.attempt, facts.first_seen_ms, facts.age, facts.waited, facts.eligible) == (2, 6_000, 4.0, 0.0, True)
 
 
 def test_the_facts_do_not_change() -> None:
-    """The child that is given them keeps its own progress elsewhere."""
+    """The child that gets them keeps its own progress elsewhere."""
     with pytest.raises(AttributeError):
         DeliveryFacts.of(HELD, Envelope(), {}).attempt = 2  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("decided", [DeadLetter(Reason.EXHAUSTED, "attempt 3 of 3"), Discard(Reason.NOT_ELIGIBLE)])
 def test_a_decision_travels_on_an_exception_without_a_class_of_ours(decided: DeadLetter | Discard) -> None:
-    """A result backend may pickle the exception for a reader that has no redelivery."""
+    """A result backend may pickle the exception for a reader without redelivery."""
     exc = KeyError("x")
     failed = Failed(type="KeyError", message="'x'", fingerprint="f")
     Decided(decided, failed, "tag").attach(exc)
@@ -61,7 +61,7 @@ def test_a_decision_travels_on_an_exception_without_a_class_of_ours(decided: Dea
 
 
 def test_another_delivery_s_decision_is_not_this_one_s() -> None:
-    """Many tasks may raise one object."""
+    """Many tasks may raise the same object."""
     exc = KeyError("x")
     assert Decided.of(exc, "tag") is None
     Decided(DeadLetter(Reason.EXHAUSTED), Failed(type="KeyError"), "another").attach(exc)

@@ -1,4 +1,4 @@
-"""The outbox: what waits in line while the broker cannot answer, and what is quarantined because the broker refuses it."""
+"""The outbox: transitions wait there while the broker cannot answer, and are quarantined if the broker refuses them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Asked:
-    """A transition that fails until it is mended."""
+    """A transition that fails until it is repaired."""
 
     def __init__(self, name: str, done: list[str], *, failing: Exception | None = None) -> None:
         self.name, self.done, self.failing = name, done, failing
@@ -43,14 +43,14 @@ class Asked:
 
 
 def publish(desk: Desk, event: Event) -> Answer:
-    """What a full server refuses: a script whose first write does not free."""
+    """A script that a full server refuses, because its first write does not free memory."""
     Script("publish")(desk.client, [desk.keys.outcomes, "q"], ["m", "", *encoded(event)])
     return Answer.DONE
 
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was quarantined is tried again soon."""
+    """Quarantined transitions are tried again soon."""
     monkeypatch.setattr(module, "FIRST_QUARANTINE_WAIT", 0.05)
 
 
@@ -75,12 +75,12 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_only_a_broker_that_cannot_now_is_waited_for(error: Exception, *, not_now: bool) -> None:
-    """All else would stand at the head of the line for ever."""
+    """Any other failure would block the head of the outbox for ever."""
     assert RedisTransport.is_transient(error) is not_now
 
 
 def test_what_cannot_be_done_now_waits_and_the_rest_behind_it_in_order() -> None:
-    """The order in which they were asked for stays, whatever happens to the broker meanwhile."""
+    """The order of the requests stays, whatever happens to the broker meanwhile."""
     outbox, done = Outbox(RedisTransport.is_transient), list[str]()
     first = Asked("a", done, failing=exceptions.ReadOnlyError("READONLY"))
     answers: list[Any] = []
@@ -97,7 +97,7 @@ def test_what_cannot_be_done_now_waits_and_the_rest_behind_it_in_order() -> None
     "error", [exceptions.NoPermissionError("NOPERM"), TypeError("a bug in redelivery")], ids=["refused", "fault"]
 )
 def test_what_is_refused_for_good_blocks_nobody_and_is_tried_again(error: Exception) -> None:
-    """It is quarantined with an error line, its slot is given back, and once the cause is repaired it is carried out."""
+    """It is quarantined with an error line, its prefetch place is free, and it is carried out after the repair."""
     freed: list[str] = []
     outbox, done = Outbox(RedisTransport.is_transient, freed.append), list[str]()
     bad = Asked("a", done, failing=error)
@@ -105,7 +105,7 @@ def test_what_is_refused_for_good_blocks_nobody_and_is_tried_again(error: Except
         outbox.carry_out("a", bad, lambda _: None)
         outbox.carry_out("b", Asked("b", done), lambda _: None)
         assert (done, freed, outbox.tags(), len(outbox)) == (["b"], ["a"], {"a"}, 1)
-        assert outbox.drain(0)  # it is nothing that a worker which stops should wait for
+        assert outbox.drain(0)  # a worker that stops must not wait for it
         until(lambda: bad.asked > 2, 60, "it to be tried again")
     assert {(line["event"], line["log_level"], line["tag"]) for line in lines} == {("transition.failed", "error", "a")}
     bad.failing = None
@@ -125,7 +125,7 @@ def test_a_quarantined_transition_is_tried_at_least_once_a_minute() -> None:
 
 
 def test_only_the_first_thousand_quarantined_transitions_give_their_slot_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else a worker whose every transition is refused would take in all the messages that there are."""
+    """Otherwise a worker with only refused transitions would receive all messages that there are."""
     monkeypatch.setattr(Outbox, "_ensure_thread", lambda _: None)
     freed: list[str] = []
     outbox = Outbox(RedisTransport.is_transient, freed.append)
@@ -137,7 +137,7 @@ def test_only_the_first_thousand_quarantined_transitions_give_their_slot_back(mo
 
 
 def test_one_that_is_refused_in_line_lets_the_others_pass() -> None:
-    """The broker comes back, and will not have the first of those that waited."""
+    """The broker comes back, and refuses the first of the waiting transitions."""
     outbox, done = Outbox(RedisTransport.is_transient), list[str]()
     first = Asked("a", done, failing=exceptions.ConnectionError("gone"))
     outbox.carry_out("a", first, lambda _: None)
@@ -150,7 +150,7 @@ def test_one_that_is_refused_in_line_lets_the_others_pass() -> None:
 
 
 def test_who_is_told_may_fail() -> None:
-    """The transition is carried out, and the thread goes on with the next."""
+    """If the callback raises, the transition is still carried out, and the thread goes on with the next."""
     outbox, done = Outbox(RedisTransport.is_transient), list[str]()
     first = Asked("a", done, failing=exceptions.ConnectionError("gone"))
 
@@ -187,10 +187,10 @@ def test_many_threads_put_their_transitions_in_one_line() -> None:
 
 
 def test_a_letter_that_its_queue_refuses_waits_until_somebody_mends_it(shop: Callable[..., Shop]) -> None:
-    """A worker whose DLQ is a key of another type keeps working: more die than it has places for, and all are kept in the end."""
+    """The worker's DLQ is a key of another type: more tasks die than it has places, it keeps working, and all are kept later."""
     here = shop(settings={"queues": {"#": {"max_delivery_attempts": 1}}})
     worker = here.start("--prefetch-multiplier", "1", concurrency=2)
-    here.server.client.hset("DLQ.celery", "not", "a list")  # it would refuse to start beside that
+    here.server.client.hset("DLQ.celery", "not", "a list")  # with that key it would refuse to start
     dead = [here.send("fails") for _ in range(6)]
     until(lambda: {run["id"] for run in here.runs()} == set(dead), 60, "all to have failed")
     here.ended(here.send("ok"), "succeeded")
@@ -207,7 +207,7 @@ def test_a_letter_that_its_queue_refuses_waits_until_somebody_mends_it(shop: Cal
 
 
 def test_a_start_that_cannot_be_recorded_gives_the_message_and_the_place_back(shop: Callable[..., Shop]) -> None:
-    """It comes again a second later, uncounted, until somebody has mended what is wrong; nothing has run meanwhile."""
+    """The message comes again every second, uncounted, until the cause is repaired; nothing has run meanwhile."""
     here = shop(settings={"queues": {"#": {"persist_delivery_count": "always"}}})
     here.server.client.set("redelivery:starts", "no hash")
     worker = here.start(concurrency=1)
@@ -222,7 +222,7 @@ def test_a_start_that_cannot_be_recorded_gives_the_message_and_the_place_back(sh
 
 
 def test_the_broker_tells_one_kind_from_the_other(any_server: Server) -> None:
-    """What each kind of server really answers to a script: full, read-only and loading are waited for; a wrong type is not."""
+    """Real answers of each kind of server to a script: full, read-only and loading are waited for; a wrong type is not."""
     desk = Desk(any_server)
     desk.publish()
     tag = desk.hold()

@@ -1,1 +1,1 @@
-"""Tests of who may see and do what on the page, and of what hostile words do there."""
+"""Tests of who may see and do what on the page, and of hostile texts on it."""

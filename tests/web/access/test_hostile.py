@@ -1,6 +1,6 @@
-"""Hostile words in every field that anybody may have written: shown as text, on every screen, and no screen fails of them.
+"""Hostile texts in every field that any client may have written: shown as text on every screen, and no screen fails.
 
-A page is read as a browser reads it: no tag, no attribute and no address but the page's own may come of what is stored.
+A page is parsed as a browser does: stored data must add no tag, no attribute and no address to the page's own.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ TAGS = frozenset(
 
 
 class _Strange(HTMLParser):
-    """What in a page is none of its templates' own."""
+    """All parts of a page that are not in its templates."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -110,14 +110,14 @@ class _Strange(HTMLParser):
 
 
 def strange(text: str) -> list[Any]:
-    """What in a page is none of its own, and the characters that move a cursor or turn a text round."""
+    """All parts of a page that are not its own, and characters that move a cursor or change the text direction."""
     parser = _Strange()
     parser.feed(text)
     return [*parser.found, *re.findall("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", text)]
 
 
 def spoiled(value: Any) -> Any:
-    """The same with hostile words for every word, and for a key besides."""
+    """The same data with hostile texts in place of every text, and one hostile key more."""
     if isinstance(value, dict):
         return {**{name: spoiled(each) for name, each in value.items()}, SCRIPT: SCRIPT}
     if isinstance(value, list):
@@ -127,7 +127,7 @@ def spoiled(value: Any) -> Any:
 
 @pytest.fixture
 def spoiled_desk(desk: Desk) -> Desk:
-    """A broker on which every word is hostile: letters, messages, events, workers, operations, the audit, queues."""
+    """A broker on which every text is hostile: dead letters, messages, events, workers, operations, the audit, queues."""
     call: dict[str, Any] = {"argsrepr": SCRIPT, "kwargsrepr": SCRIPT, "origin": SCRIPT}
     desk.die(
         task_message(SCRIPT, task=SCRIPT, body=body_of(SCRIPT, {SCRIPT: SCRIPT}), **call),
@@ -167,7 +167,7 @@ def spoiled_desk(desk: Desk) -> Desk:
         )
         desk.client.xadd(desk.keys.outcomes, dict(zip(ENTRY, entry.to_entry(), strict=True)))
     desk.client.hset(desk.keys.dead_letter_queues, SCRIPT, SCRIPT)
-    desk.client.set(desk.keys.operator, "another")  # so that what is begun here stays as it is
+    desk.client.set(desk.keys.operator, "another")  # so that operations that begin here stay as they are
     made = operation.begin(
         desk.install, Kind.REDRIVE, LETTERS, Filter(tasks=(SCRIPT,), exceptions=(SCRIPT,)), Options(), actor=SCRIPT, why=SCRIPT
     )
@@ -191,7 +191,7 @@ def spoiled_desk(desk: Desk) -> Desk:
 
 
 def paths_of(desk: Desk) -> list[str]:
-    """Every screen, of everything that is hostile."""
+    """Every screen, for every hostile object."""
     evil = quote(SCRIPT)
     ids = [evil, *(f"spoiled-{number}" for number in range(3)), evil + "2", evil + "3"]
     found = [
@@ -227,7 +227,7 @@ def paths_of(desk: Desk) -> list[str]:
 
 
 def test_hostile_words_are_text_on_every_screen(spoiled_desk: Desk, open_page: Callable[..., WebPage]) -> None:
-    """No tag, no attribute and no address comes of them, and no screen fails: wrong input is an error of who asks."""
+    """They add no tag, attribute or address, and no screen fails: wrong input gives a client error."""
     page = open_page("--allow", "all", "--as", SCRIPT.replace("\x00", ""))
     operator = page.operator()
     commands: list[str] = []
@@ -265,7 +265,7 @@ def test_a_dead_letter_whose_header_lacks_fields_is_shown(desk: Desk, open_page:
 
 
 def test_hostile_words_in_a_form_are_text_in_the_audit(desk: Desk, open_page: Callable[..., WebPage]) -> None:
-    """Of each field that a person may type."""
+    """In each field that a user may fill in."""
     task_id, word = desk.die(), SCRIPT.replace("\x00", "")
     desk.client.set(desk.keys.operator, "another")
     operator = open_page("--allow", "all").operator()
@@ -301,7 +301,7 @@ def test_hostile_words_in_a_form_are_text_in_the_audit(desk: Desk, open_page: Ca
 
 @pytest.mark.full
 def test_no_hostile_word_runs_in_a_browser(spoiled_desk: Desk, open_page: Callable[..., WebPage], browser: Browser) -> None:
-    """And no page has to refuse one: nothing is logged."""
+    """The browser's console stays empty, so no page even had to block one."""
     page = open_page("--allow", "all")
     browser.open(f"{page.address}/login?token={TOKEN}")
     for path in paths_of(spoiled_desk):

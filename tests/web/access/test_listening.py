@@ -1,4 +1,4 @@
-"""Where the page listens: on the loopback and port 5151, unless it is told otherwise. The tests listen on a free port instead."""
+"""Where the page listens: by default on the loopback and port 5151. The tests use a free port instead."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WARNING = "it is reached from other machines over plain http: put a proxy with T
 
 @pytest.fixture
 def asked_for(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
-    """The addresses that the command wants to listen on; it serves nothing."""
+    """The addresses on which the command would listen; nothing is served."""
     wanted: list[tuple[str, int]] = []
 
     def listen(host: str, port: int) -> socket.socket:
@@ -41,7 +41,7 @@ def begun(desk: Desk, *words: str) -> Result:
 
 
 def test_by_default_it_is_on_the_loopback_and_port_5151(desk: Desk, asked_for: list[tuple[str, int]]) -> None:
-    """And says where, with a token of its own, and that it may only read."""
+    """It prints the address, a token, and that it is read-only."""
     done = begun(desk)
     assert asked_for == [("127.0.0.1", 5151)]
     assert re.fullmatch(r"redelivery web: http://127\.0\.0\.1:\d+/login\?token=[\w-]{43}\n", done.stdout), done.stdout
@@ -51,7 +51,7 @@ def test_by_default_it_is_on_the_loopback_and_port_5151(desk: Desk, asked_for: l
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "2001:db8::1", "shop.example"])
 def test_an_address_that_others_reach_is_warned_of(desk: Desk, asked_for: list[tuple[str, int]], host: str) -> None:
-    """It is served there, for a proxy may stand before it."""
+    """It is served there, because a proxy may be in front of it."""
     done = begun(desk, "--host", host, "--port", "0")
     assert asked_for == [(host, 0)]
     assert WARNING in done.stderr
@@ -59,7 +59,7 @@ def test_an_address_that_others_reach_is_warned_of(desk: Desk, asked_for: list[t
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])
 def test_an_address_that_nobody_else_reaches_is_not_warned_of(desk: Desk, asked_for: list[tuple[str, int]], host: str) -> None:
-    """Only this machine is served."""
+    """Only this machine can reach it."""
     assert WARNING not in begun(desk, "--host", host).stderr
     assert asked_for == [(host, 5151)]
 

@@ -1,4 +1,4 @@
-"""The login by a proxy's header: from its address alone."""
+"""The login by a proxy's header, which counts only from the proxy's address."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HEADER = ("--trust-proxy-header", "X-Forwarded-User", "--trusted-address")
 
 
 def test_a_header_of_the_proxy_is_the_login(open_page: Callable[..., WebPage], desk: Desk) -> None:
-    """Without it nobody is logged in, and the token is no login either."""
+    """Without the header nobody is logged in, and the token is no login either."""
     desk.die()
     visitor = open_page(*HEADER, "127.0.0.0/8", "--allow", "redrive").visitor()
     shown = visitor.get("/letters", X_Forwarded_User="ada")
@@ -30,7 +30,7 @@ def test_a_header_of_the_proxy_is_the_login(open_page: Callable[..., WebPage], d
 
 
 def test_the_header_of_anybody_else_is_nothing(open_page: Callable[..., WebPage]) -> None:
-    """Whoever reaches the page may send it."""
+    """Any client that reaches the page may send it."""
     visitor = open_page(*HEADER, "10.1.2.3").visitor()
     assert visitor.get("/", X_Forwarded_User="ada").status == 401
     assert visitor.get("/", X_Forwarded_User="ada", X_Forwarded_For="10.1.2.3").status == 401
@@ -46,7 +46,7 @@ def test_the_header_of_anybody_else_is_nothing(open_page: Callable[..., WebPage]
     ],
 )
 def test_what_cannot_be_is_said_in_one_line(desk: Desk, words: tuple[str, ...], said: str) -> None:
-    """And nothing is served."""
+    """Nothing is served then."""
     done = desk.run("web", *words)
     assert (done.exit_code, len(done.stderr.splitlines())) == (2, 1)
     assert said in done.stderr

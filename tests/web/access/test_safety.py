@@ -1,8 +1,8 @@
-"""A hostile visitor: forged forms, other sites, other hosts, scripts in every field, a reader who writes, many streams, no broker.
+"""Attacks on the page: forged forms, other sites, other hosts, scripts in every field, readers who write, many streams, no broker.
 
-Flower's CVE-2022-30034 is what must not happen here. Its OAuth login could be passed by (`test_access.py` and `test_proxy.py`:
-names, addresses and headers that are nearly right), its API called tasks and stopped workers for whoever was in
-(`test_nothing_answers_without_a_login`, `test_only_what_is_allowed_is_done`), and its forms took any site's
+Flower's CVE-2022-30034 must not be possible here. Its OAuth login could be bypassed (`test_access.py` and `test_proxy.py`: names,
+addresses and headers that are nearly right), its API called tasks and stopped workers for every visitor who was logged in
+(`test_nothing_answers_without_a_login`, `test_only_what_is_allowed_is_done`), and it accepted the forms of any site
 (`test_a_form_of_another_site_changes_nothing`, `test_a_forged_form_changes_nothing`).
 """
 
@@ -31,12 +31,12 @@ SCRIPT = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>&\x1b[31m\u20
 
 
 def redrive_form(visitor: Visitor, task_id: str) -> dict[str, str]:
-    """What the button of a letter sends."""
+    """The form that the redrive button of a dead letter sends."""
     return visitor.get(f"/letter?queue={LETTERS}&id={task_id}").forms("/letter/redrive")[0]
 
 
 def test_nothing_answers_without_a_login(page: WebPage, desk: Desk) -> None:
-    """No screen, no act, no stream: whatever the address, and however the request is dressed."""
+    """No screen, no action, no stream, for any address and any form of request."""
     desk.die()
     stranger = page.visitor()
     for path in (*screens(), *acts(), "/live", "/api/tasks", "/nowhere"):
@@ -48,13 +48,13 @@ def test_nothing_answers_without_a_login(page: WebPage, desk: Desk) -> None:
 
 @pytest.mark.parametrize("given", ["", "Bearer ", "Bearer wrong", "Basic YTpi", f"Bearer {TOKEN}x", f"Bearer {TOKEN[:-1]}"])
 def test_a_wrong_token_is_no_login(page: WebPage, given: str) -> None:
-    """Nor a part of it."""
+    """A part of the token is no login either."""
     assert page.visitor().get("/", Authorization=given).status == 401
     assert page.visitor().get(f"/login?token={quote(given)}").status == 401
 
 
 def test_the_token_is_nowhere_but_in_what_was_printed(page: WebPage, desk: Desk) -> None:
-    """Not in a page, a cookie, a redirection, a header or the log."""
+    """It is only in the command's output: not in a page, a cookie, a redirection, a header or the log."""
     desk.die()
     visitor = page.visitor()
     answers = [visitor.get(f"/login?token={TOKEN}"), visitor.get("/"), visitor.get("/letters"), visitor.get("/static/page.js")]
@@ -72,7 +72,7 @@ def test_cookies_go_to_this_page_alone(page: WebPage) -> None:
 
 
 def test_a_login_leads_nowhere_else(page: WebPage) -> None:
-    """Whatever the address asks for."""
+    """Whatever target the address asks for."""
     for query in ("next=https://evil.example", "next=//evil.example", "url=//evil.example"):
         assert page.visitor().get(f"/login?token={TOKEN}&{query}").header("location") == "/"
     assert page.operator().get("//evil.example/").status in {401, 404}
@@ -88,14 +88,14 @@ def test_a_login_leads_nowhere_else(page: WebPage) -> None:
     ],
 )
 def test_a_form_of_another_site_changes_nothing(open_page: Callable[..., WebPage], desk: Desk, headers: dict[str, str]) -> None:
-    """Though it has the cookies, and even the form's own token."""
+    """Even with the user's cookies and the form's own token."""
     task_id, operator = desk.die(), open_page("--allow", "all").operator()
     answer = operator.post("/letter/redrive", redrive_form(operator, task_id), **headers)
     assert (answer.status, desk.ids(), len(desk.ids(LETTERS))) == (403, [], 1)
 
 
 def test_an_origin_is_looked_at_where_the_browser_says_no_more(open_page: Callable[..., WebPage], desk: Desk) -> None:
-    """As over plain http on another machine."""
+    """Over plain http from another machine, for example, the browser sends no other hint."""
     task_id, operator = desk.die(), open_page("--allow", "all").operator()
     form, kind = redrive_form(operator, task_id), {"Content-Type": "application/x-www-form-urlencoded"}
     body = "&".join(f"{name}={quote(value)}" for name, value in form.items()).encode()
@@ -107,7 +107,7 @@ def test_an_origin_is_looked_at_where_the_browser_says_no_more(open_page: Callab
 
 
 def test_a_forged_form_changes_nothing(open_page: Callable[..., WebPage], desk: Desk) -> None:
-    """Without the token, with another's, with a cookie that somebody planted, or as JSON."""
+    """Without the token, with another user's, with a planted cookie, or as JSON."""
     task_id, page = desk.die(), open_page("--allow", "all")
     operator, other = page.operator(), page.operator()
     form = redrive_form(operator, task_id)
@@ -123,7 +123,7 @@ def test_a_forged_form_changes_nothing(open_page: Callable[..., WebPage], desk: 
 
 
 def test_nothing_is_changed_by_an_address_alone(open_page: Callable[..., WebPage], desk: Desk) -> None:
-    """GET reads: every act is refused by it."""
+    """GET only reads: every action refuses it."""
     task_id, operator = desk.die(), open_page("--allow", "all").operator()
     for path in acts():
         assert operator.get(f"{path}?queue={LETTERS}&id={task_id}").status in {404, 405}, path
@@ -131,7 +131,7 @@ def test_nothing_is_changed_by_an_address_alone(open_page: Callable[..., WebPage
 
 
 def test_a_reader_sees_no_button_and_is_refused(page: WebPage, desk: Desk) -> None:
-    """With a form of this page's own, whatever it asks for."""
+    """For each form of this page, even with a valid token."""
     task_id, delayed_id = desk.die(), desk.delay(task_message())
     reader = page.operator()
     shown = reader.get("/delayed")
@@ -148,13 +148,13 @@ def test_a_reader_sees_no_button_and_is_refused(page: WebPage, desk: Desk) -> No
 
 
 def form_token(visitor: Visitor) -> str:
-    """The token of this visitor's forms, made as the page makes it: a reader is shown no form that has it."""
+    """The token of this visitor's forms, computed as the page does: a reader's pages have no form that contains it."""
     visitor.get("/")
     return form_token_of(visitor.cookies["redelivery_form"], os_user())
 
 
 def test_only_what_is_allowed_is_done(open_page: Callable[..., WebPage], desk: Desk) -> None:
-    """Who may redrive may neither change a letter nor purge."""
+    """A user with the right to redrive may neither edit a dead letter nor purge."""
     task_id, operator = desk.die(), open_page("--allow", "redrive").operator()
     form = redrive_form(operator, task_id)
     assert operator.post("/letter/redrive", {**form, "changes": '{"args": [1]}'}).status == 403
@@ -163,7 +163,7 @@ def test_only_what_is_allowed_is_done(open_page: Callable[..., WebPage], desk: D
 
 
 def test_other_names_are_refused_as_host(open_page: Callable[..., WebPage]) -> None:
-    """So that no name server points a stranger's name here; addresses and the names that were told are taken."""
+    """So that a foreign name cannot be pointed at this page; addresses and configured names are accepted."""
     page = open_page("--allow-host", "ops.example")
     expected = {
         "evil.example": 421,
@@ -181,12 +181,12 @@ def test_other_names_are_refused_as_host(open_page: Callable[..., WebPage]) -> N
     "host", ["127.0.0.1/delayed/cancel?", "127.0.0.1#", "localhost\\@evil.example", "evil.example@localhost", "[::1"]
 )
 def test_what_is_no_host_is_refused_though_a_host_is_in_it(page: WebPage, host: str) -> None:
-    """A part of an address that stands in it would be read as another path, or as another name."""
+    """A host that contains a part of an address could be read as another path or name."""
     assert page.visitor().get("/", Host=host).status == 421
 
 
 def test_a_duration_that_no_clock_holds_is_refused(open_page: Callable[..., WebPage], desk: Desk) -> None:
-    """In an address and in a form: it is an error of who asks, and changes nothing."""
+    """In an address and in a form: it is a client error, and changes nothing."""
     desk.die()
     desk.delay(task_message())
     operator, long = open_page("--allow", "all").operator(), "9" * 400
@@ -201,7 +201,7 @@ def test_a_duration_that_no_clock_holds_is_refused(open_page: Callable[..., WebP
 
 
 def test_every_answer_carries_the_headers_of_safety(page: WebPage, desk: Desk) -> None:
-    """Screens, refusals, files, streams that are refused: no script but ours, no frame, no guess of a type, no copy."""
+    """Screens, errors, files, refused streams: only our own script, no frame, no type sniffing, no caching."""
     desk.die()
     operator = page.operator()
     for answer in (operator.get("/"), operator.get("/nope"), page.visitor().get("/"), operator.get("/", Host="evil.example")):
@@ -214,7 +214,7 @@ def test_every_answer_carries_the_headers_of_safety(page: WebPage, desk: Desk) -
 
 
 def test_scripts_in_every_field_are_text(open_page: Callable[..., WebPage], desk: Desk) -> None:
-    """Of a letter, of what waits, of the address: shown, never run; no control character reaches the page."""
+    """In a dead letter, a waiting message and the address: shown, never run; no control character is on the page."""
     message = task_message(SCRIPT, task=SCRIPT, body=body_of(SCRIPT), argsrepr=SCRIPT, kwargsrepr=SCRIPT, origin=SCRIPT)
     desk.die(message, exception=SCRIPT, said=SCRIPT, fingerprint=SCRIPT, reason=SCRIPT)
     desk.delay(task_message(SCRIPT + "2", task=SCRIPT))
@@ -250,7 +250,7 @@ def test_scripts_in_every_field_are_text(open_page: Callable[..., WebPage], desk
 
 
 def test_what_is_redacted_is_not_shown(open_page: Callable[..., WebPage], desk: Desk) -> None:
-    """As on the command line: neither arguments nor what exceptions said, nor the bytes."""
+    """As on the command line: no arguments, no texts of exceptions, no bytes."""
     secret = "4111-1111"
     task_id = desk.die(task_message(body=body_of(secret), argsrepr=secret), said=secret)
     operator = open_page("--allow", "all", settings='{"redact": true}').operator()
@@ -269,7 +269,7 @@ def test_what_is_redacted_is_not_shown(open_page: Callable[..., WebPage], desk: 
 
 
 def test_a_body_without_end_is_cut_off(open_page: Callable[..., WebPage]) -> None:
-    """By its length, by what arrives, and by time; the page answers others meanwhile."""
+    """By its length header, by the received bytes, and by time; the page answers others meanwhile."""
     operator = open_page("--allow", "all").operator()
     operator.get("/")
     kind = {"Content-Type": "application/x-www-form-urlencoded", "Sec-Fetch-Site": "same-origin"}
@@ -280,13 +280,13 @@ def test_a_body_without_end_is_cut_off(open_page: Callable[..., WebPage]) -> Non
 
 
 def test_200_open_pages_cost_the_broker_one_look_in_two_seconds(page: WebPage, desk: Desk) -> None:
-    """One looks for all: the commands that the broker is asked do not grow with the pages."""
+    """One look serves all: more pages do not mean more commands to the broker."""
     operator = page.operator()
     cookies = "; ".join(f"{name}={value}" for name, value in operator.cookies.items())
 
     def commands(seconds: float) -> int:
         before = int(desk.client.info("stats")["total_commands_processed"])
-        time.sleep(seconds)  # the span that is measured: nothing is waited for
+        time.sleep(seconds)  # the measured time span: nothing is waited for
         return int(desk.client.info("stats")["total_commands_processed"]) - before
 
     def opened() -> socket.socket:
@@ -308,7 +308,7 @@ def test_200_open_pages_cost_the_broker_one_look_in_two_seconds(page: WebPage, d
 
 
 def test_a_broker_that_is_gone_is_said_and_the_page_stays(open_page: Callable[..., WebPage], desk: Desk, server: Server) -> None:
-    """Each screen answers in bounded time, an act changes nothing, and all is well when the broker is back."""
+    """Each screen answers in bounded time, an action changes nothing, and all works when the broker is back."""
     task_id, page = desk.die(), open_page("--allow", "all")
     operator = page.operator()
     form = redrive_form(operator, task_id)

@@ -1,4 +1,4 @@
-"""Questions that take too long: the answer says whether what was asked for may still be done, and it is never begun after that."""
+"""Requests that take too long: the answer says whether the change may still happen; it never begins after that answer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.running import until
 
 @pytest.mark.parametrize(("error", "said"), [("", "web.late_done"), ("TimeoutError: no answer", "web.late_failed")])
 def test_how_a_change_ended_that_nobody_waits_for_is_logged(monkeypatch: pytest.MonkeyPatch, error: str, said: str) -> None:
-    """Its visitor was told that it may be carried out all the same."""
+    """The visitor was told that it may still be carried out."""
     monkeypatch.setattr(asking, "SECONDS", 0.05)
     turn, is_given_up = Turn("/letter/redrive", "ada"), threading.Event()
 
@@ -39,7 +39,7 @@ def test_how_a_change_ended_that_nobody_waits_for_is_logged(monkeypatch: pytest.
 
 @pytest.mark.parametrize(("begins", "said"), [(False, UNDONE), (True, UNKNOWN)])
 def test_a_late_answer_says_whether_the_change_had_begun(monkeypatch: pytest.MonkeyPatch, begins: bool, said: str) -> None:
-    """What had not begun by then does not begin."""
+    """A change that had not begun by then never begins."""
     monkeypatch.setattr(asking, "SECONDS", 0.05)
     turn, is_given_up, ended = Turn(), threading.Event(), threading.Event()
     refused: list[str] = []
@@ -64,7 +64,7 @@ def test_a_late_answer_says_whether_the_change_had_begun(monkeypatch: pytest.Mon
 
 
 def test_what_times_out_by_itself_is_no_late_answer() -> None:
-    """The broker's driver has a patience of its own."""
+    """The broker's driver has its own time limit."""
 
     def act() -> None:
         msg = "the driver's"

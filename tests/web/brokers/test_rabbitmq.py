@@ -1,4 +1,4 @@
-"""The page of a RabbitMQ broker: what it can show there, and that it marks nothing unless it is told to look."""
+"""The page of a RabbitMQ broker: what it can show there, and that it marks no message unless a user asks it to look."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def opened(rabbit: Rabbit, tmp_path: Path) -> Iterator[Callable[..., WebPage]]:
 
 
 def taken(rabbit: Rabbit) -> int:
-    """How often the letter was taken before."""
+    """How often the dead letter was delivered before."""
     with rabbit.connection() as connection, Look(connection, LETTERS) as look:
         [found] = list(look)
     return found.taken
 
 
 def test_no_screen_marks_a_letter(rabbit: Rabbit, tmp_path: Path, opened: Callable[..., WebPage]) -> None:
-    """Not in many openings of each; what cannot be shown is said, with the command that shows it."""
+    """Even after many openings; for data that it cannot show, a screen names the command that can."""
     Place("rabbit-quorum", rabbit, tmp_path).put(letter(task_message()))
     operator = opened().operator()
     for _ in range(3):
@@ -69,7 +69,7 @@ def test_no_screen_marks_a_letter(rabbit: Rabbit, tmp_path: Path, opened: Callab
 def test_letters_are_seen_when_it_is_told_to_look_and_one_goes_back(
     rabbit: Rabbit, tmp_path: Path, opened: Callable[..., WebPage]
 ) -> None:
-    """The look is kept: what is opened afterwards looks no more."""
+    """The look is cached: later screens do not look again."""
     place = Place("rabbit-quorum", rabbit, tmp_path)
     place.put(letter(task_message("task-of-rabbit-1")))
     with rabbit.connection() as connection:
@@ -103,7 +103,7 @@ def proxy(rabbit: Rabbit) -> Iterator[Proxy]:
 def test_a_slow_rabbitmq_has_old_figures_and_a_letter_goes_back_once(
     rabbit: Rabbit, tmp_path: Path, opened: Callable[..., WebPage], proxy: Proxy
 ) -> None:
-    """An answer takes 300 ms: what takes too long is said, and is done all the same, once."""
+    """An answer takes 300 ms: the page reports what takes too long, but it is carried out, once."""
     Place("rabbit-quorum", rabbit, tmp_path).put(letter(task_message("task-of-rabbit-1")))
     with rabbit.connection() as connection:
         connection.default_channel.queue_declare(QUEUE, durable=True, auto_delete=False)
@@ -123,7 +123,7 @@ def test_a_slow_rabbitmq_has_old_figures_and_a_letter_goes_back_once(
 
 @pytest.mark.full
 def test_of_very_many_delayed_messages_those_that_are_due_first_are_shown(rabbit: Rabbit, opened: Callable[..., WebPage]) -> None:
-    """The page takes 500 at most, says so, and gives them back: it opens in time, however many there are."""
+    """The page takes 500 at most, says so, and gives them back: it opens in time for any number."""
     names = AmqpNames()
     with rabbit.connection() as connection:
         connection.default_channel.queue_declare(QUEUE, durable=True, auto_delete=False)

@@ -1,4 +1,4 @@
-"""Searches of one page: one at a time, in their order, for half of the time; and what nobody waits for does not begin."""
+"""Searches of one page run one at a time, in order, for half of the time; a search that nobody waits for does not begin."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.running import until
 
 
 class _Clock(SimpleNamespace):
-    """A clock that moves when somebody sleeps."""
+    """A clock that only `sleep` advances."""
 
     now = 100.0
 
@@ -31,7 +31,7 @@ class _Clock(SimpleNamespace):
 
 
 def test_they_rest_as_long_as_they_took(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After their first second, and again after they had a rest."""
+    """They rest after their first second, and again after a long pause."""
     clock = _Clock()
     monkeypatch.setattr(searches, "time", clock)
     made = Searches()
@@ -43,7 +43,7 @@ def test_they_rest_as_long_as_they_took(monkeypatch: pytest.MonkeyPatch) -> None
         assert clock.now - began == 12 * 0.25 + 7 * 0.25
         clock.sleep(10)
     with made.one():
-        clock.sleep(60)  # the broker is slow: perhaps because of others
+        clock.sleep(60)  # the broker is slow, perhaps because of other clients
     began = clock.now
     with made.one():
         assert clock.now - began == searches.REST
@@ -79,7 +79,7 @@ def test_they_go_one_after_the_other_in_their_order(monkeypatch: pytest.MonkeyPa
 
 
 def test_one_that_waits_too_long_is_refused_and_the_next_ones_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As is one that was given up; what is no request waits as long as it takes."""
+    """So is one that was given up; a search that is no request waits without a limit."""
     monkeypatch.setattr(searches, "WAIT", 0.05)
     made, given_up, begun = Searches(), Turn(), threading.Event()
 

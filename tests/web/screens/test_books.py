@@ -1,4 +1,4 @@
-"""The books on the page: what the job wrote, each life that is wrong with its evidence, and what hostile events leave in it."""
+"""The books on the page: the job's results, each wrong life with its evidence, and hostile events in them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SCRIPT = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>&\x1b[31m\u20
 
 @pytest.fixture
 def told(tmp_path: Path) -> Histories:
-    """A life that balances, one that waits, one that is lost, one that ended twice, and a lost one whose every word is hostile."""
+    """A balanced life, a waiting one, a lost one, one that ended twice, and a lost one with only hostile texts."""
     told = Histories()
     told.tell("task-fine", "published", SUCCEEDED)
     told.tell("task-lost", "published", ("received", {"delivery": 1, "worker": "w1@shop"}))
@@ -35,14 +35,14 @@ def told(tmp_path: Path) -> Histories:
     told.tell("task-twice", "published", *ends)
     evil = {"delivery": 1, "worker": SCRIPT, "exception": SCRIPT, "reason": SCRIPT}
     told.tell(SCRIPT, "published", ("received", evil), task=SCRIPT, queue=SCRIPT)
-    told.hold("task-waits", "queue")  # seen an hour later: what has not ended by then, and is nowhere, is lost
+    told.hold("task-waits", "queue")  # looked at an hour later: a life that has not ended by then and is nowhere is lost
     told.write(tmp_path)
     return told
 
 
 @pytest.mark.usefixtures("spark", "told")
 def test_wrong_lives_are_shown_with_their_evidence(open_page: Callable[..., WebPage], tmp_path: Path) -> None:
-    """What is lost and what ended twice, each with its events, the likely cause, and what to do; the overview says so, too."""
+    """A lost life and one that ended twice, each with its events, the likely cause, and what to do; also on the overview."""
     assert run(tmp_path).exit_code == 1
     operator = open_page("--books", str(tmp_path / "books")).operator()
     shown = operator.get("/books")
@@ -93,7 +93,7 @@ def test_many_wrong_lives_are_shown_page_by_page(open_page: Callable[..., WebPag
 
 
 def test_books_that_are_not_there_are_said(open_page: Callable[..., WebPage], tmp_path: Path) -> None:
-    """On their screen and on the overview, which goes on."""
+    """On their screen and on the overview, which still works."""
     operator = open_page("--books", str(tmp_path / "none")).operator()
     assert "there are no books in" in operator.get("/books").read
     overview = operator.get("/")

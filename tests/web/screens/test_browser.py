@@ -1,4 +1,4 @@
-"""The page in a real Chromium: the way from a cause to its redrive, live figures, and what axe-core says of each screen."""
+"""The page in a real Chromium: from a cause to its redrive, live figures, and axe-core's findings for each screen."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["browser"]
 SCREENS = ("/", "/causes", "/letters", "/delayed", "/task", "/queues", "/queue?name=orders", "/workers", "/operations", "/books")
 
 
-#: What is wider than the part of the screen that it has, so that it lies over what is beside it.
+#: Elements that are wider than their place, so that they cover their neighbours.
 BURST = """[...document.querySelectorAll("td, th, label, p, form, summary")]
     .filter(each => each.clientWidth > 1 && each.scrollWidth > each.clientWidth + 1).map(each => each.outerHTML)"""
 
@@ -38,7 +38,7 @@ def click(browser: Browser, selector: str, text: str = "") -> None:
 
 
 def test_from_a_cause_to_its_redrive(browser: Browser, open_page: Callable[..., WebPage], desk: Desk) -> None:
-    """See the cause, open a dead letter, have a dry run, begin the redrive; no other host is asked, and nothing is logged."""
+    """See the cause, open a dead letter, make a dry run, begin the redrive; no other host is asked, and the console is empty."""
     for number in range(3):
         desk.die(task_message(task="shop.charge"), exception="shop.CardRefused", said=f"card {number} was refused")
     desk.die(fingerprint="f-other")
@@ -62,7 +62,7 @@ def test_from_a_cause_to_its_redrive(browser: Browser, open_page: Callable[..., 
 
 
 def test_a_filter_of_several_values_is_chosen_again_as_it_is(browser: Browser, page: WebPage, desk: Desk) -> None:
-    """Each value has a field of its own: the form gives the address that it was made of."""
+    """Each value has its own field: the form leads to the address from which it was made."""
     for task in ("shop.charge", "shop.mail", "shop.pack"):
         desk.die(task_message(task=task))
     query = f"?queue={LETTERS}&task=shop.charge&task=shop.mail&reason=exhausted&reason=expired"
@@ -75,7 +75,7 @@ def test_a_filter_of_several_values_is_chosen_again_as_it_is(browser: Browser, p
 
 
 def test_figures_are_live(browser: Browser, page: WebPage, desk: Desk) -> None:
-    """What dies while the page is open is on it, with its heading and its alarms; and a broker that goes away is said."""
+    """A death appears on the open page, with its heading and its alarms; and a broker that goes away is reported."""
     browser.open(f"{page.address}/login?token={TOKEN}")
     heading, alarms = "document.querySelector('h1').innerText", "document.querySelector('ul.alarms').innerText"
     alarm = f"{heading} === '1 thing needs an operator' && {alarms}.includes('No worker renews its lease.')"
@@ -99,7 +99,7 @@ def test_figures_are_live(browser: Browser, page: WebPage, desk: Desk) -> None:
 
 
 def test_a_screen_of_a_broker_that_is_gone_says_it_once(browser: Browser, page: WebPage, desk: Desk) -> None:
-    """No banner says the same above it: it opens no stream of figures, which it does not have."""
+    """There is no second banner with the same text, because that screen opens no stream."""
     browser.open(f"{page.address}/login?token={TOKEN}")
     desk.server.kill()
     browser.await_("!document.getElementById('broker').hidden")
@@ -115,7 +115,7 @@ def test_a_screen_of_a_broker_that_is_gone_says_it_once(browser: Browser, page: 
 def test_axe_finds_nothing_and_nothing_is_wider_than_the_window(
     browser: Browser, open_page: Callable[..., WebPage], desk: Desk, scheme: str
 ) -> None:
-    """Of each screen, with something in it, at 390, 1280 and 2560 pixels; nor than its own place."""
+    """For each screen with data, at 390, 1280 and 2560 pixels; no element is wider than its place."""
     desk.publish()
     desk.hold()
     desk.delay(task_message())
@@ -150,7 +150,7 @@ def test_axe_finds_nothing_and_nothing_is_wider_than_the_window(
                 assert findings(browser) == [], (path, width)
 
 
-#: Counts how often the page has asked itself whether to open again.
+#: Counts how often the page has checked whether it should reload.
 COUNTED = """
     window.turns = 0;
     const every = window.setInterval;
@@ -161,7 +161,7 @@ COUNTED = """
 def test_a_screen_of_what_is_under_way_opens_again_but_not_while_somebody_writes(
     browser: Browser, open_page: Callable[..., WebPage], desk: Desk
 ) -> None:
-    """Who writes why loses no word of it; axe-core finds nothing, though the screen opens again without scripts as well."""
+    """A user who types a reason loses no text; axe-core finds nothing, although the screen also reloads without scripts."""
     desk.die()
     desk.client.set(desk.keys.operator, "another")
     made = operation.begin(desk.install, Kind.REDRIVE, LETTERS, Filter(), Options(), actor="ada", why="mended")
@@ -186,7 +186,7 @@ def test_a_screen_of_what_is_under_way_opens_again_but_not_while_somebody_writes
 def test_a_dry_run_that_is_not_done_yet_opens_again(
     browser: Browser, open_page: Callable[..., WebPage], desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Until its counts are there; axe-core finds nothing meanwhile."""
+    """It reloads until its counts are there; axe-core finds nothing meanwhile."""
     copies(desk, 2_000)
     monkeypatch.setenv("WEB_SHOP_TIMEOUT", "0")
     page = open_page("--allow", "all")
@@ -200,7 +200,7 @@ def test_a_dry_run_that_is_not_done_yet_opens_again(
 
 
 def test_all_can_be_reached_by_the_keyboard(browser: Browser, open_page: Callable[..., WebPage], desk: Desk) -> None:
-    """First comes the way past the navigation; what has the focus is seen, and Enter follows a link and sends a form."""
+    """The first stop skips the navigation; the focus is visible, and Enter follows a link and sends a form."""
     task_id = desk.die()
     page = open_page("--allow", "redrive", "--as", "ada")
     browser.open(f"{page.address}/login?token={TOKEN}")

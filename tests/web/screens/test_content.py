@@ -1,4 +1,4 @@
-"""What stands on the screens: figures, pictures in words, waits, bytes, exported events, the source of each setting."""
+"""The content of the screens: figures, pictures in words, waits, bytes, exported events, the source of each setting."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_the_last_hour_is_counted_and_drawn(page: WebPage, desk: Desk) -> None:
 
 
 def test_a_cause_has_its_day_drawn_and_when_it_was_first_and_last_seen(page: WebPage, desk: Desk) -> None:
-    """Of what died two days ago nothing is drawn."""
+    """Nothing is drawn for deaths of two days ago."""
     desk.die(fingerprint="f-one", ago_ms=2 * 86_400_000)
     desk.die(fingerprint="f-one", ago_ms=3 * 3_600_000)
     desk.die(fingerprint="f-one")
@@ -65,7 +65,7 @@ def test_a_letter_has_each_attempt_with_its_wait_and_its_bytes_when_asked(page: 
 
 
 def test_a_task_has_its_exported_events(desk: Desk, open_page: Callable[..., WebPage], tmp_path: Path) -> None:
-    """When the log has let go of them."""
+    """The export has removed them from the log."""
     out = tmp_path / "out"
     page = open_page(settings=json.dumps({"outcome_archive": str(out)}))
     task_id = desk.die()
@@ -77,7 +77,7 @@ def test_a_task_has_its_exported_events(desk: Desk, open_page: Callable[..., Web
 
 
 def test_a_queue_has_the_source_of_each_setting_and_its_delays_drawn(open_page: Callable[..., WebPage]) -> None:
-    """A value of the policy says where it comes from; the least and the most of each delay stand beside the picture."""
+    """A value of the policy names its source; the minimum and maximum of each delay are beside the picture."""
     settings = {"queues": {"#": {"max_delivery_attempts": 3}, QUEUE: {"delivery_delay": 7.0}}}
     shown = open_page(settings=json.dumps(settings)).operator().get(f"/queue?name={QUEUE}")
     rows = {row.split("<code>")[1].split("<")[0]: row for row in shown.text.split("<tr>") if '<th scope="row"><code>' in row}
@@ -88,7 +88,7 @@ def test_a_queue_has_the_source_of_each_setting_and_its_delays_drawn(open_page: 
 
 
 def test_what_is_due_is_drawn(desk: Desk, page: WebPage) -> None:
-    """All of it, in the picture's words."""
+    """All due times are in the picture's text."""
     desk.delay(task_message(), 60_000)
     desk.delay(task_message(), 3_600_000)
     shown = page.operator().get("/delayed").text
@@ -96,7 +96,7 @@ def test_what_is_due_is_drawn(desk: Desk, page: WebPage) -> None:
 
 
 def test_an_operation_that_has_ended_has_its_figures(desk: Desk, open_page: Callable[..., WebPage]) -> None:
-    """What was there, chosen, sent back, what could not go, and where the others went."""
+    """How many there were, were chosen, went back, and could not go, and where they went."""
     copies(desk, 5)
     desk.client.lpush(LETTERS, b"nothing")
     page = open_page("--allow", "redrive")
@@ -118,7 +118,7 @@ def test_an_operation_that_has_ended_has_its_figures(desk: Desk, open_page: Call
 
 
 def test_the_overview_says_what_is_late_and_how_old_the_oldest_dead_letter_is(page: WebPage, desk: Desk) -> None:
-    """What is due and nobody moves, with what to do; before that, that nobody would."""
+    """Overdue messages that nobody moves, with what to do; before they are due, that nobody would move them."""
     desk.die(ago_ms=3 * 3_600_000)
     desk.delay(task_message())
     operator = page.operator()
@@ -148,7 +148,7 @@ def test_the_overview_says_what_is_late_and_how_old_the_oldest_dead_letter_is(pa
     ],
 )
 def test_an_alarm_follows_from_its_figure_alone(said: dict[str, int], condition: Condition | None, alarm: str) -> None:
-    """One at a time, each with what to do."""
+    """One alarm at a time, each with what to do."""
     families = {}
     for name, value in said.items():
         families[f"redelivery_{name}"] = Family(f"redelivery_{name}", "gauge", "", [Gauge(name, float(value), {})])

@@ -1,4 +1,4 @@
-"""What the page shows, asked over plain HTTP as a browser without scripts does."""
+"""The content of the page, read over plain HTTP as a browser without scripts does."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def test_overview_says_how_it_is(page: WebPage, desk: Desk) -> None:
-    """Numbers of what waits and what died, and an alarm where nobody works."""
+    """The numbers of waiting and dead messages, and an alarm if no worker runs."""
     desk.publish()
     for _ in range(3):
         desk.die()
@@ -39,7 +39,7 @@ def test_what_workers_hold_has_one_name_on_each_screen(page: WebPage, desk: Desk
 
 
 def test_causes_lead_to_their_letters_and_a_letter_to_all_of_it(page: WebPage, desk: Desk) -> None:
-    """Cause, letters of it, one letter: by links alone."""
+    """From a cause to its dead letters to one dead letter, only by links."""
     for number in range(3):
         desk.die(said=f"no {number}", fingerprint="f-one")
     task_id = desk.die(task_message(body=body_of(42, "blue")), exception="shop.Late", said="too late", fingerprint="f-two")
@@ -57,7 +57,7 @@ def test_causes_lead_to_their_letters_and_a_letter_to_all_of_it(page: WebPage, d
 
 
 def test_a_cause_leads_to_its_letters_though_many_others_died_later(page: WebPage, desk: Desk) -> None:
-    """Its link names the place of its newest letter; a letter that dies meanwhile moves it not."""
+    """Its link has the position of its newest dead letter; later deaths do not change it."""
     desk.die(task_message("task-of-old"), fingerprint="f-old")
     raw: Any = desk.client.lpop(LETTERS)
     copies(desk, 3000)
@@ -72,7 +72,7 @@ def test_a_cause_leads_to_its_letters_though_many_others_died_later(page: WebPag
 
 
 def test_the_example_of_a_cause_is_opened_in_its_own_queue(page: WebPage, desk: Desk) -> None:
-    """The newest of a cause may lie in another queue than most of them; each queue has a link and a count of its own."""
+    """The newest of a cause may be in another queue than most of them; each queue has its own link and count."""
     for _ in range(3):
         desk.die(fingerprint="f-one", ago_ms=60_000)
     task_id = desk.die(fingerprint="f-one", into="DLQ.mail")
@@ -92,7 +92,7 @@ def test_the_example_of_a_cause_is_opened_in_its_own_queue(page: WebPage, desk: 
 
 
 def test_one_click_leads_to_everything_of_a_cause_though_many_others_died_later(page: WebPage, desk: Desk) -> None:
-    """In each queue from its newest on; ten of each are shown, with a link to all, and queues beyond the eighth are links alone."""
+    """In each queue from its newest on: ten of each are shown, with a link to all; after eight queues there are only links."""
     queues = [LETTERS, *(f"DLQ.mail{number}" for number in range(9))]
     for name in queues:
         for _ in range(12 if name == LETTERS else 1):
@@ -117,7 +117,7 @@ def test_one_click_leads_to_everything_of_a_cause_though_many_others_died_later(
 
 
 def test_links_to_a_dead_letter_name_its_place(page: WebPage, desk: Desk) -> None:
-    """From its cause, and from the life of its task: it opens at once, whatever the length of its queue."""
+    """From its cause, and from its task's life: it opens at once, however long its queue is."""
     desk.die(fingerprint="f-older")
     task_id = desk.die(fingerprint="f-one")
     for _ in range(3):
@@ -136,7 +136,7 @@ def _if_in(text: str, answer: Answer) -> Answer | None:
 
 
 def test_letters_page_on_from_where_they_ended_though_others_die_meanwhile(page: WebPage, desk: Desk) -> None:
-    """Each is on one page, and those that died later are on none but the first."""
+    """Each is on one page; dead letters that died later are only on the first."""
     ids = copies(desk, 120)
     operator, seen = page.operator(), []
     answer = operator.get(f"/letters?queue={LETTERS}")
@@ -172,7 +172,7 @@ def test_letters_are_chosen_as_on_the_command_line(page: WebPage, desk: Desk, qu
 
 
 def test_what_is_not_there_is_said(page: WebPage) -> None:
-    """A queue, a letter, a reason, a screen."""
+    """A queue, a dead letter, a reason, a screen."""
     operator = page.operator()
     wrong = {
         "/letters?queue=nope": 400,
@@ -186,7 +186,7 @@ def test_what_is_not_there_is_said(page: WebPage) -> None:
 
 
 def test_the_timeline_has_all_that_is_due_and_the_table_the_first_of_it(desk: Desk, page: WebPage) -> None:
-    """Of each queue and priority, overdue messages too, and of a part of the time."""
+    """For each queue and priority, with overdue messages, and for a part of the time."""
     keys, now_ms = desk.keys, desk.transport.now_ms()
     waits = {"orders": (220, 60_000), "mail": (30, 7_200_000), keys.list_name("orders", 9): (1, -5_000)}
     for name, (count, after_ms) in waits.items():
