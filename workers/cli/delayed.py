@@ -25,7 +25,6 @@ from ..operations.queues import require_queue
 from ..operations.runs.audit import Act, Acted, acted, record, recording, result_of
 from ..operations.runs.operation import Kind, Options, begin, check
 from ..operations.words.numbers import counted, moment, span
-from ..operations.words.short_ids import MAX_CANDIDATES, hint, is_whole, meant
 from .context import Context, json_option, pass_context
 from .dlq import letters
 from .dlq.choosing import require_tasks
@@ -94,14 +93,7 @@ def list_(context: Context, queue: str | None, limit: int) -> None:
 
 
 def _found(context: Context, given: str) -> list[Delayed]:
-    """What waits of the task with this id, or whose id begins so. Raises `InputError` where nothing does, or several do."""
-    store = context.delayed
-    task_id = given if is_whole(given) else meant(given, store.ids_like(given, MAX_CANDIDATES + 1))
-    found = [] if task_id is None else store.of_task(task_id)
-    if not found:
-        msg = f"task {given} is not delayed{hint([given])}: `redelivery task show` says where a task is"
-        raise InputError(msg)
-    return found
+    return delayed_changes.of_task(context.delayed, given, where="`redelivery task show`")
 
 
 @delayed.command()

@@ -17,6 +17,7 @@ from redelivery.middleware.ports import Answer
 from redelivery.middleware.transitions.notify import store_end
 
 from ...brokers.broker import broker_of, needed
+from ..words.short_ids import MAX_CANDIDATES, hint, is_whole, meant
 
 if TYPE_CHECKING:
     from redelivery.middleware.messages.events import Event
@@ -24,6 +25,19 @@ if TYPE_CHECKING:
 
     from ...letters import Contents
     from ...ports import Delayed, DelayStore
+
+
+def of_task(store: DelayStore, given: str, *, where: str) -> list[Delayed]:
+    """What waits of the task with this id, or whose id begins so; `where` names what shows a task that does not wait.
+
+    Raises `InputError` where nothing waits, or tasks with several such ids do.
+    """
+    task_id = given if is_whole(given) else meant(given, store.ids_like(given, MAX_CANDIDATES + 1))
+    found = [] if task_id is None else store.of_task(task_id)
+    if not found:
+        msg = f"task {given} is not delayed{hint([given])}: {where} says where it is"
+        raise InputError(msg)
+    return found
 
 
 def changeable(found: Delayed) -> Delayed:

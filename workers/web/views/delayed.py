@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING, Any
 
-from redelivery.errors import InputError
 from redelivery.middleware.ports import Answer
 
 from ...brokers.broker import broker_of, needed
@@ -17,7 +16,6 @@ from ...operations.queues import require_queue
 from ...operations.runs.audit import Act, Acted, acted, record
 from ...operations.runs.operation import is_kept
 from ...operations.words.numbers import seconds
-from ...operations.words.short_ids import MAX_CANDIDATES, hint, is_whole, meant
 from ..asked import Go, Shown
 from ..shared.looks import leaves_marks
 
@@ -88,14 +86,7 @@ def _digest(each: Delayed) -> str:
 
 
 def _of_task(asked: Asked, given: str) -> list[Delayed]:
-    """What waits of the task with this id, or whose id begins so. Raises `InputError`."""
-    store = needed(broker_of(asked.transport).delayed)
-    task_id = given if is_whole(given) else meant(given, store.ids_like(given, MAX_CANDIDATES + 1))
-    found = [] if task_id is None else store.of_task(task_id)
-    if not found:
-        msg = f"task {given} is not delayed{hint([given])}: the screen Task says where it is"
-        raise InputError(msg)
-    return found
+    return changes.of_task(needed(broker_of(asked.transport).delayed), given, where="the screen Task")
 
 
 def change(act: Act, asked: Asked) -> Go:
