@@ -106,13 +106,15 @@ class _ByItself(click.Command):
 @click.option(
     "--grace",
     type=at_least(0),
+    metavar="SECONDS",
     default=600,
     show_default=True,
-    help="Age in seconds at which an open life counts as wrong.",
+    help="Age at which an open life counts as wrong.",
 )
 @click.option(
     "--keep",
     type=at_least(1),
+    metavar="DAYS",
     default=35,
     show_default=True,
     help="For how many days late events may correct a verdict.",

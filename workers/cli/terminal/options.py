@@ -43,7 +43,11 @@ def _place(text: str) -> str:
 
 def _number(least: float) -> Callable[[str], float]:
     def read(text: str) -> float:
-        number = float(text)
+        try:
+            number = float(text)
+        except ValueError:
+            msg = f"{text!r} is not a number"
+            raise InputError(msg) from None
         if not least <= number <= FOREVER:
             msg = f"{text} is not in the range {least:g} to {FOREVER:g}"
             raise InputError(msg)
