@@ -1,11 +1,11 @@
 """Admission: what becomes of one message that has arrived, before Celery looks at it.
 
 - A message that is not due for a while (its ETA, its queue's delivery delay) moves to the delay store, so that no worker keeps it
-  in memory; until it expires, where that is earlier.
-- One that has been delivered too often is a death before it runs.
-- A dead letter, on a dead-letter queue that this worker consumes, goes to its handler, or lives once more.
-- What the broker hands over again is recovered, where no lease says which worker died.
-- All others are Celery's to run.
+  in memory: until it is due, or until it expires if that is earlier.
+- A message that has been delivered too often dies before it runs.
+- A dead letter, on a dead-letter queue that this worker consumes, goes to its handler, or its task runs in a new generation.
+- A message that the broker delivers again is recovered here, on brokers without leases: no lease says which worker died.
+- Celery runs all other messages.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ if TYPE_CHECKING:
     from ..ports import Held, Redeliveries
     from ..runtime import Runtime
 
-#: How long after its expiry a message that a worker holds is looked at (milliseconds): Celery's timers may be some early.
+#: How long after its expiry a held message is looked at (milliseconds): Celery's timers may run a little early.
 EXPIRED_MS = 50
-#: How often a connection may break under a message before that is held against it: a task may be what breaks it, or what its broker
-#: has no patience for (`consumer_timeout`).
+#: How often a connection may break while a message is held before this counts against the message: the task itself may break the
+#: connection, or run longer than the broker allows (`consumer_timeout`).
 FREE_CUTS = 3
-#: How often a message may be handed over again uncounted, whatever is known of its starts: workers that may not record any (a right
-#: is missing) must not die of one task for ever. RabbitMQ 4 allows a quorum queue as many (`delivery-limit`).
+#: How often a message may be delivered again uncounted, even if no start of it was recorded: if workers lack the right to record
+#: starts, one task must not kill them for ever. RabbitMQ 4 has the same bound for a quorum queue (`delivery-limit`).
 MAX_UNCOUNTED = 20
 
 
@@ -60,7 +60,7 @@ class Arrivals:
         self._letter_handlers = letter_handlers
 
     def held(self, message: Any) -> Held | None:
-        """The message as this worker holds it; None where it is Celery's alone."""
+        """The message as this worker holds it; None if Celery alone holds it."""
         held: Held | None = getattr(message, "held", None)
         if held is not None or not self.runtime.enforces:
             return held
@@ -72,12 +72,12 @@ class Arrivals:
             self.runtime.owner.drop(held.tag)
 
     def is_enabled(self, message: Any, held: Held) -> bool:
-        """Whether this message is ours to end; else Celery alone does."""
+        """Whether redelivery ends this message; otherwise Celery alone does."""
         headers = message.headers
         return self.runtime.policies.is_enabled(str(headers.get("task")) if isinstance(headers, dict) else "", held.queue)
 
     def observe(self, message: Any) -> None:
-        """Record what Celery alone is to run, where the books could not know of it otherwise."""
+        """Record the arrival of a message that Celery alone runs, if nothing else has recorded the message."""
         headers = message.headers
         if isinstance(headers, dict) and isinstance(headers.get("id"), str) and HEADER not in headers:
             self._note_arrival(headers, message.properties, queue_of(message), headers["id"].encode())
@@ -89,7 +89,7 @@ class Arrivals:
             record(self.runtime, headers, queue_of(message), Outcome.DISCARDED, reason=reason)
 
     def has_left(self, message: Any, held: Held) -> bool:
-        """Whether the message is not Celery's to run: it has gone back, to the delay store, or to its dead-letter queue."""
+        """Whether Celery must not run the message: it has gone back, to the delay store, or to its dead-letter queue."""
         known = self.runtime.transport.redeliveries if held.handed_over_before else None
         if known is None:
             return self._must_stop(message, held)
@@ -140,7 +140,7 @@ class Arrivals:
         return False
 
     def _end_copy(self, message: Any, held: Held, events: Sequence[Event], *, is_recorded: bool) -> None:
-        """Its successor is on the broker: its worker died before it acknowledged, or before it recorded the move."""
+        """End a message that was moved already: its worker died before it acknowledged, or before it recorded the move."""
         log.info("message.moved_already", tag=held.tag, queue=held.queue, times=held.handed_over_before)
         headers = message.headers if isinstance(message.headers, dict) else {}
         if not is_recorded and not events and not Envelope.of(headers).is_letter:
@@ -151,10 +151,10 @@ class Arrivals:
         self.runtime.owner.drop(held.tag)
 
     def _recover(self, message: Any, held: Held, redeliveries: Redeliveries) -> None:
-        """The broker hands over again what a dead worker held: as `workers.duties.recoverer` does where messages are leased.
+        """Recover a message of a dead worker that the broker delivers again, as `workers.duties.recoverer` does with leases.
 
-        Nobody can tell what it had begun the first time; from then on its starts are recorded. Where it was the connection that
-        broke, and not the worker, as this worker can tell by its own, nothing is held against the message, the first few times.
+        The first time it is not known whether the message had begun; from then on its starts are recorded. If only the connection
+        broke, and the worker lives (this worker's own connection broke, too), the first few times do not count.
         """
         headers = message.headers if isinstance(message.headers, dict) else {}
         policy = self.runtime.policies.policy_for(held.queue, str(headers.get("task")))
@@ -172,7 +172,7 @@ class Arrivals:
         self.runtime.owner.drop(held.tag)
 
     def _meet_letter(self, message: Any, held: Held, letter: Envelope) -> bool:
-        """A dead-letter queue is consumed: its handler decides, or, where it has none, the task runs in a new generation."""
+        """Handle a dead letter that arrived: its queue's handler decides; without a handler, its task runs in a new generation."""
         name = self._letter_handlers.get(held.queue)
         if name is None:
             self._revive(held)
@@ -188,7 +188,7 @@ class Arrivals:
         return False
 
     def _revive(self, held: Held) -> None:
-        """Put a letter back to where it was taken from as a message that lives: its next generation, recorded as redriven."""
+        """Put a dead letter back to the same queue as a task to run: its next generation, recorded as redriven."""
         try:
             back = redrive(opened(held.raw), held.raw, held.queue, worker=self.runtime.worker)
         except EnvelopeError as exc:
@@ -203,7 +203,7 @@ class Arrivals:
         )
 
     def _note_arrival(self, headers: dict[str, Any], properties: Any, queue: str, of: bytes | Held) -> None:
-        """Record what the books could not know otherwise: nobody recorded the publication, or some other client put it back."""
+        """Record an arrival that the books do not know: its publication was not recorded, or another client put it back."""
         delivery_info = properties.get("delivery_info") if isinstance(properties, dict) else None
         was_restored = isinstance(delivery_info, dict) and delivery_info.get("redelivered") is True
         is_announced = ANNOUNCED in headers
@@ -214,7 +214,7 @@ class Arrivals:
             self.runtime.outbox.carry_out("", partial(self.runtime.transport.acknowledge, "", event), then)
 
     def _defer(self, held: Held, message: Any, known: Envelope, policy: RedeliveryPolicy) -> bool:
-        """Whether the message has gone to the delay store: until it is due, or until it expires, where that is earlier."""
+        """Whether the message has gone to the delay store: until it is due, or until it expires if that is earlier."""
         headers, app = message.headers, self.runtime.app
         eta = headers.get("eta")
         eta_ms = milliseconds(eta, app) if eta is not None and eta != known.served_eta else None
@@ -226,9 +226,9 @@ class Arrivals:
         expires_ms = milliseconds(headers.get("expires"), app)
         ends_ms = expiry_ms(headers, message.properties, known, policy, seen_ms=held.seen_ms, expires_ms=expires_ms)
         if ends_ms is not None and ends_ms <= held.seen_ms:
-            return False  # expired: Celery asks the request, whose delivery ends it
+            return False  # expired: Celery asks its request, and the request's delivery ends it
         until_ms = wanted_ms if ends_ms is None else min(wanted_ms, ends_ms)
-        if in_worker:  # it holds the message, as Celery does with any ETA; until it has expired, where that is earlier
+        if in_worker:  # the worker holds the message, as Celery does with any ETA: until it is due, or has expired
             if until_ms == ends_ms:
                 until_ms += EXPIRED_MS
             if until_ms != eta_ms:
@@ -253,19 +253,19 @@ class Arrivals:
         return True
 
     def on_garbage(self, held: Held, exc: Exception) -> None:
-        """Bury what kombu could not even take apart."""
+        """Bury a message that kombu could not decode."""
         log.error("message.undecodable", tag=held.tag, queue=held.queue, error=told(exc))
         try:
             message = opened(held.raw)
         except EnvelopeError:
             message = {"headers": {}, "properties": {}}
         if message["headers"].get(HEADER) is None:
-            self._note_arrival(message["headers"], message["properties"], held.queue, held)  # under the id that its death has
+            self._note_arrival(message["headers"], message["properties"], held.queue, held)  # under the same id as its death
         bury(self.runtime, held, Reason.UNDECODABLE, self.runtime.failed_of(exc))
 
 
 def _is_sound(headers: dict[str, Any]) -> bool:
-    """Whether what Celery hands to its pool and its timers unseen is what they can take."""
+    """Whether the pool and the timers can use these headers: Celery passes `timelimit` and `retries` on without a check."""
     limits, retries = headers.get("timelimit"), headers.get("retries")
     if limits is not None:
         if not isinstance(limits, (list, tuple)) or len(limits) != 2:  # noqa: PLR2004 - hard and soft

@@ -1,8 +1,8 @@
-"""The consumer bootstep: it stands in front of Celery's message handlers, and sees each message before Celery does.
+"""The consumer bootstep: it wraps Celery's message handlers, and sees each message before Celery does.
 
 It starts receiving on the worker's task channel, and wraps every task and its request class. `admission` decides what becomes of a
-message before Celery sees it. A message that is not a task, cannot be read, or names an unknown task dies with its bytes kept
-(`transitions.death`): Celery would drop it. Any other error with one message is its own death, and not the worker's.
+message before Celery sees it. A message that is not a task, cannot be read, or names an unknown task dies, and its bytes are kept
+(`transitions.death`): Celery would drop it. After any other error with one message, the message dies, and the worker goes on.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Ingress(bootsteps.StartStopStep):
         consumer.on_invalid_task = self._dying(consumer.on_invalid_task, Reason.INVALID, at=1)
 
     def _lightening(self, consumer: Consumer) -> Callable[[], None]:
-        """Celery's building of the strategies and tracers, and ours after it."""
+        """Let Celery build the strategies and tracers, then replace the tracers by ours."""
         update = consumer.update_strategies
 
         def update_strategies() -> None:
@@ -105,7 +105,7 @@ class Ingress(bootsteps.StartStopStep):
         return update_strategies
 
     def _lighten(self, **_: Any) -> None:
-        """A child of the pool has built its tracers."""
+        """A child of the pool has built its tracers: replace them."""
         lighten(self.runtime.app, self.runtime, str(self._hostname))
 
     def start(self, consumer: Consumer) -> None:
@@ -136,7 +136,7 @@ class Ingress(bootsteps.StartStopStep):
         return path is not None and path.receive(consumer, runtime.owner, self._limit(consumer), self._arrivals.on_garbage)
 
     def _use_loop(self, consumer: Consumer) -> None:
-        """Where there is an event loop, and it runs no tasks itself, it brings what children and broker have to say."""
+        """If there is an event loop, and it runs no tasks itself, read the reports of children and the broker's answers in it."""
         runtime, hub = self.runtime, consumer.hub
         if hub is None or runtime.shares_process or not runtime.enforces:
             return
@@ -147,7 +147,7 @@ class Ingress(bootsteps.StartStopStep):
         runtime.outbox.under_way = None if path is None else path.pipeline(hub, runtime.outbox.carry_out)
 
     def stop(self, consumer: Consumer) -> None:  # noqa: ARG002 - Celery's signature
-        """The consumer has stopped, or lost its connection; its loop turns no more. Nothing goes back yet: tasks are running."""
+        """The consumer has stopped, or lost its connection; its loop has ended. Nothing is given back yet: tasks are running."""
         self.runtime.outbox.settle()
 
     def shutdown(self, consumer: Consumer) -> None:  # noqa: ARG002 - Celery's signature
@@ -168,7 +168,7 @@ class Ingress(bootsteps.StartStopStep):
                     self._arrivals.leave_alone(held)
                     self._arrivals.observe(message)
                     return handle(message)
-                if self.runtime.is_ending:  # nothing more is begun: it goes back with what has not run
+                if self.runtime.is_ending:  # no more tasks begin: the message is given back with the others that have not run
                     return None
                 try:
                     if self._arrivals.has_left(message, held) or (self._strategies and not self._may_begin(message, held)):
@@ -177,7 +177,7 @@ class Ingress(bootsteps.StartStopStep):
                 except Exception as exc:
                     if self.runtime.transport.is_driver_error(exc):  # not kombu's connection errors: they include KeyError
                         raise
-                    if state.should_terminate:  # what the handler of a signal raises comes out of what it has interrupted
+                    if state.should_terminate:  # a signal's handler raised it, in the middle of this
                         log.exception("message.interrupted", tag=held.tag, queue=held.queue)
                         return None
                     log.exception("message.invalid", tag=held.tag, queue=held.queue)
@@ -191,7 +191,7 @@ class Ingress(bootsteps.StartStopStep):
         return create_task_handler
 
     def _may_begin(self, message: Any, held: Held) -> bool:
-        """Whether a task's own `Strategy` may be given its message, now that its start is recorded, where it must be."""
+        """Whether a task's own `Strategy` may be given its message; first the start is recorded, if it must be."""
         name = message.headers.get("task")
         if name not in self._strategies:
             return True
@@ -200,20 +200,20 @@ class Ingress(bootsteps.StartStopStep):
             return True
         try:
             self.runtime.start(held.tag)
-        except Ignore:  # another worker's by now
+        except Ignore:  # another worker has the message now
             self.runtime.owner.drop(held.tag)
             return False
         return True
 
     def _starting(self, handle: Callable[[Any], Any], timer: Any) -> Callable[[Any], Any]:
-        """Stand by when a request is handed to the pool (`dispatch`); before its ETA it is not."""
+        """Prepare a request when it is handed to the pool (`dispatch`), not before its ETA."""
 
         def on_task_request(request: Any) -> Any:
             if not isinstance(request, Egress):
                 return handle(request)
             delivery = request.delivery
             if isinstance(delivery, HeldDelivery):
-                early = delivery.due - time.monotonic()  # gevent counts from when its loop last looked at the clock
+                early = delivery.due - time.monotonic()  # gevent's timers count from the time at which its loop last read the clock
                 if early > 0:
                     return timer.call_after(early, on_task_request, (request,))
                 if self.runtime.telemetry is not None:
@@ -237,16 +237,16 @@ class Ingress(bootsteps.StartStopStep):
         return limit
 
     def _occupied(self) -> int:
-        """How many messages have a place of their own: all that are held, but for those that leave or wait for an ETA."""
+        """How many messages occupy a place: all that are held, except those that leave or wait for an ETA."""
         leaving = self.runtime.outbox.tags() if len(self.runtime.outbox) else set()
         requests = [held.request for tag, held in list(self.runtime.owner.held.items()) if tag not in leaving]
-        apart = [state.reserved_requests, getattr(state, "scheduled_requests", ())]  # Celery 5.6 does not tell what is scheduled
+        apart = [state.reserved_requests, getattr(state, "scheduled_requests", ())]  # Celery 5.6 does not list what is scheduled
         return len(state.reserved_requests) + sum(1 for each in requests if each is None or not any(each in kind for kind in apart))
 
     # deaths
 
     def _dying(self, original: Callable[..., Any], reason: Reason, *, at: int) -> Callable[..., Any]:
-        """Celery's own handler still logs, stores and signals; the message then goes to its dead-letter queue, not away."""
+        """Celery's own handler still logs, stores and signals; then the message goes to its dead-letter queue: it is not lost."""
 
         def dying(*args: Any) -> Any:
             message = args[at]
@@ -264,7 +264,7 @@ class Ingress(bootsteps.StartStopStep):
             message.ack = message.reject = message.ack_log_error = message.reject_log_error = ignore
             try:
                 return original(*args)
-            except Exception:  # noqa: BLE001 - the message is anybody's
+            except Exception:  # noqa: BLE001 - any client's message
                 log.exception("message.invalid", tag=held.tag, queue=held.queue)
                 return None
             finally:
@@ -274,7 +274,7 @@ class Ingress(bootsteps.StartStopStep):
 
 
 def _refuse(lines: list[str]) -> None:
-    """What contradicts ends the worker, with a line for each."""
+    """End the worker if there are contradictions, with a line for each."""
     if lines:
         sys.stderr.writelines(f"redelivery: error: {harmless(line)}\n" for line in lines)
         raise SystemExit(1)
@@ -283,13 +283,13 @@ def _refuse(lines: list[str]) -> None:
 def _attach(session: Session, consumer: Consumer) -> None:
     try:
         session.attach(consumer)
-    except BrokerError as exc:  # as Celery's consumer knows it: it connects again
+    except BrokerError as exc:  # after a ConnectionError Celery's consumer connects again
         raise ConnectionError(str(exc)) from exc
 
 
 @contextmanager
 def _refusing() -> Iterator[None]:
-    """What is refused ends the worker with one line, not with a traceback."""
+    """End the worker with one line, not with a traceback, if its configuration is refused."""
     try:
         yield
     except RedeliveryError as exc:

@@ -1,9 +1,10 @@
-"""Celery's own log lines about single tasks: what of them `redact` hides, and what strangers wrote made harmless.
+"""Celery's own log lines about single tasks: `redact` hides parts of them, and control characters in them are made harmless.
 
-Celery writes what a task, a receiver of a signal or a chord raised, with its traceback and its arguments, and the whole body of a
-message that it cannot use. One filter here is put on all its loggers, in the worker and so in the children that it forks, and takes
-arguments, texts of exceptions and tracebacks out. Another one, always, lets no id, name or text move a terminal's cursor or begin a
-line of its own. Limits: what a task returned stays, as Celery's line has it; what the application logs is its own.
+Celery logs what a task, a receiver of a signal or a chord raised, with its traceback and its arguments, and the whole body of a
+message that it cannot use. Two filters are put on all its loggers, in the worker and so in the children that it forks. One works
+only with `redact`: it removes arguments, texts of exceptions and tracebacks. The other always works: no id, name or text can move a
+terminal's cursor or begin a new line. Limits: a task's return value stays in Celery's line; the application's own lines do not
+change.
 """
 
 from __future__ import annotations
@@ -29,25 +30,25 @@ LOGGERS = (
     *(f"celery.worker.consumer.{name}" for name in ("mingle", "tasks")),
     *("kombu.asynchronous.hub", "kombu.asynchronous.timer", "multiprocessing", "py.warnings"),
 )
-#: What such a line has by name and is not to say.
+#: The named fields of such a line that are hidden.
 NAMED = ("exc", "traceback", "args", "kwargs")
-#: The logger whose lines have arguments as text, behind the name of what is called.
+#: The logger whose lines have arguments as text, after the name of the called function.
 POOL = "celery.pool"
-#: What Celery warns of with the text of an exception, on a logger for warnings of all kinds.
+#: The logger of all Python warnings, and the text of Celery's warning on it that has an exception's text.
 WARNINGS, OUTSIDE = "py.warnings", "Exception raised outside body"
 #: Lines that hold a whole message.
 WHOLE = ("UNKNOWN_FORMAT", "UNKNOWN_TASK_ERROR", "INVALID_TASK_ERROR", "MESSAGE_DECODE_ERROR")
 
 
 class _Hiding(logging.Filter):
-    """Changes the records of tasks while `redact` is set; lets every one through."""
+    """Changes the records about tasks while `redact` is set; drops none."""
 
     def __init__(self) -> None:
         super().__init__()
         self._whole = {getattr(consumer, name, None) for name in WHOLE}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Take out of a record what is to be hidden."""
+        """Remove what must be hidden from a record."""
         if redacting and (record.name != WARNINGS or OUTSIDE in str(record.args)):
             record.exc_info = record.exc_text = None
             record.msg = _hidden(record.msg)
@@ -61,17 +62,17 @@ class _Hiding(logging.Filter):
         return True
 
     def _shown(self, record: logging.LogRecord, parts: int) -> int:
-        """How many of a line's parts are no text of a task's."""
+        """How many of a line's first arguments may be shown, because they are no text of a task's."""
         if record.name == WARNINGS or record.msg in self._whole:
             return 0
         return 1 if record.name == POOL else parts
 
 
 class Harmless(Tracebacks):
-    """Makes each part of a line harmless, and the traceback below it; lets every line through."""
+    """Makes each part of a line, and the traceback below it, harmless; drops no line."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Change what is not harmless, and nothing else."""
+        """Change only what is not harmless."""
         given = record.args
         if isinstance(given, dict):
             record.args = {name: _harmless(value, keeps_lines=name == "traceback") for name, value in given.items()}
@@ -86,14 +87,14 @@ _FILTERS = (_Hiding(), Harmless())
 
 
 def guard_celery_lines() -> None:
-    """From here on Celery's lines of this process obey `redact`, and are harmless; a second time changes nothing."""
+    """From here on Celery's lines of this process obey `redact`, and are harmless; a second call changes nothing."""
     for name in LOGGERS:
         for each in _FILTERS:
             logging.getLogger(name).addFilter(each)
 
 
 def _harmless(value: Any, *, keeps_lines: bool = False) -> Any:
-    """A text, or an exception whose text is not harmless; another value stays as it is."""
+    """The value with its text made harmless, if it is a text or an exception; any other value stays as it is."""
     if not isinstance(value, (str, BaseException)):
         return value
     try:

@@ -1,7 +1,7 @@
 """When a message is no longer worth running, and when it is due, by the broker's clock.
 
-Celery asks twice: when the message arrives, and just before the task runs. It is answered by the broker's clock, as far as this
-worker knows it, and never by its own machine's, which may be an hour wrong.
+Celery asks twice whether a message has expired: when it arrives, and just before the task runs. The answer uses the broker's clock,
+as far as this worker knows it, and never the clock of the worker's machine, which may be an hour wrong.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """When a message expires (milliseconds since the epoch); None where it never does."""
+    """When a message expires (milliseconds since the epoch); None if it never does."""
 
     at_ms: int | None
 
@@ -35,7 +35,7 @@ class Deadline:
 
     @property
     def time(self) -> datetime | None:
-        """The deadline as Celery has it."""
+        """The deadline in Celery's form."""
         return None if self.at_ms is None else datetime.fromtimestamp(self.at_ms / 1000, UTC)
 
     def is_over(self, now_ms: int) -> bool:
@@ -43,7 +43,7 @@ class Deadline:
         return self.at_ms is not None and now_ms >= self.at_ms
 
     def bounded(self, delay_ms: int, now_ms: int) -> int:
-        """A delay that ends when the message expires, if that is earlier: it is to die then."""
+        """The delay, cut to end when the message expires: the message must die then."""
         return delay_ms if self.at_ms is None else min(delay_ms, max(self.at_ms - now_ms, 0))
 
 
@@ -51,9 +51,9 @@ NEVER = Deadline(None)
 
 
 def by_this_clock(eta: datetime, now_ms: int) -> tuple[datetime, float]:
-    """What this machine's clock, and its monotonic one, say when the broker's says `eta`: Celery waits by this machine's."""
+    """The time `eta` of the broker's clock, by this machine's clock and its monotonic clock: Celery waits by this machine's."""
     try:
         seconds = eta.timestamp() - now_ms / 1000
         return datetime.fromtimestamp(time.time() + seconds, UTC), time.monotonic() + seconds
     except (ArithmeticError, ValueError, OSError):
-        return eta, 0.0  # no time that either clock will ever say
+        return eta, 0.0  # a time that no clock can represent

@@ -1,16 +1,17 @@
 """The dispatch of a request to the pool, and all that can go wrong there.
 
-Celery frees the pool's slot for a task that was revoked, and for nothing else: any other exception costs a slot until the worker is
-restarted, and its message is held as long. Here each exception ends the message or gives it back, and frees the slot:
+If an exception comes out of the dispatch, Celery frees the pool's slot only if the task was revoked. After any other exception the
+slot is lost, and the message is held, until the worker is restarted. Here each exception ends the message or gives it back, and
+frees the slot:
 
-- An error that the message causes (headers that cannot be pickled, or that Celery cannot read) is its death, reason `invalid`.
-- Any other (a pool that is going down, a broker or a result backend that does not answer) gives it back, uncounted, after a second
-  in the delay store, so that a broken worker does not receive it again at once.
+- After an error that the message causes (headers that cannot be pickled, or that Celery cannot read), it dies, reason `invalid`.
+- After any other error (a pool that is going down, a broker or a result backend that does not answer), the message is given back,
+  uncounted, after a second in the delay store, so that a broken worker does not receive it again at once.
 - An exception that escapes from a task in a pool of threads, or in the worker itself (`solo`), is an attempt that counts:
   `SystemExit` and `KeyboardInterrupt` are a lost worker, as they are where the pool has processes.
-- A worker that is told to stop while a message waits for a slot in a pool of greenlets gives that message back, uncounted.
-- A greenlet that was killed from outside has not succeeded, although its pool says so: the code that killed it reports the end.
-  Once a cold shutdown kills greenlets, no further one begins.
+- If the worker must stop while a message waits for a slot in a pool of greenlets, it gives that message back, uncounted.
+- A greenlet that was killed from outside has not succeeded, although its pool reports a success: the code that killed it reports
+  the end. Once a cold shutdown kills greenlets, no further one begins.
 """
 
 from __future__ import annotations
@@ -35,15 +36,15 @@ if TYPE_CHECKING:
 
 #: What the bytes of a message can make Celery, pickle or the timers raise.
 BY_THE_MESSAGE = (ArithmeticError, AttributeError, LookupError, PicklingError, RecursionError, TypeError, ValueError, struct.error)
-#: What Celery's pools of greenlets report of one that they have ended: no failure, no value, and, unlike any success, no run time.
+#: What Celery's pools report of a greenlet that they have ended: no failure, no value, and, unlike any success, no run time.
 ENDED = (False, None, None)
-#: What stands around a request's own methods, and so refers to it: taken away as soon as the pool has it, because what refers to
-#: itself is left to the garbage collector, which took a sixth of a worker's time.
+#: Wrappers of a request's own methods, which refer to the request. They are removed as soon as the pool has the request: only the
+#: garbage collector frees an object that refers to itself, and it took a sixth of a worker's time.
 OURS = ("on_success", "on_accepted")
 
 
 def hand_over(request: Egress, delivery: HeldDelivery, runtime: Runtime) -> None:
-    """Put ourselves around the request's `execute_using_pool`, which is the generated class's."""
+    """Wrap the request's `execute_using_pool`, a method of the class that Celery generates."""
     asked: Any = request
     request.is_told = True
     execute, must_start = asked.execute_using_pool, delivery.must_start and not runtime.shares_process
@@ -66,7 +67,7 @@ def hand_over(request: Egress, delivery: HeldDelivery, runtime: Runtime) -> None
         except (WorkerShutdown, WorkerTerminate) as exc:
             _break_off(request, delivery, pool, exc)
             raise
-        except Exception as exc:  # noqa: BLE001 - the message is anybody's, and so is the pool
+        except Exception as exc:  # noqa: BLE001 - any client's message, any pool
             _end(request, delivery, pool, exc)
             raise TaskRevokedError(request.id) from None  # Celery frees the pool's slot for this exception alone
         finally:
@@ -80,13 +81,13 @@ def hand_over(request: Egress, delivery: HeldDelivery, runtime: Runtime) -> None
 
 
 def _uncover(request: Egress) -> None:
-    """The pool has what it calls: take away what was put around it."""
+    """Remove the wrappers: the pool has the methods that it calls."""
     for name in OURS:
         request.__dict__.pop(name, None)
 
 
 def _watching_success(request: Egress, on_success: Any) -> Any:
-    """A pool without processes tells of `SystemExit`, and of a task that it has ended, where it tells of success."""
+    """A pool without processes reports `SystemExit`, and a task that it has ended, by calling `on_success`."""
 
     def on_success_or_end(result: Any, **kwargs: Any) -> None:
         if isinstance(result, ExceptionInfo):
@@ -98,7 +99,7 @@ def _watching_success(request: Egress, on_success: Any) -> Any:
 
 
 def _unless_it_ends(request: Egress, delivery: HeldDelivery, runtime: Runtime) -> Any:
-    """A cold shutdown frees a slot in a pool of greenlets for each one that it ends: what waited for the slot must not begin."""
+    """A cold shutdown frees a slot for each greenlet that it ends: a task that waited for the slot must not begin."""
     accepted = request.on_accepted
 
     def on_accepted(pid: Any, time_accepted: float) -> None:
@@ -114,7 +115,7 @@ def _unless_it_ends(request: Egress, delivery: HeldDelivery, runtime: Runtime) -
 
 
 def _watch(request: Egress, delivery: HeldDelivery, result: Any) -> None:
-    """Watch for an exception from a thread, or a greenlet, that could not report: nothing else looks there."""
+    """Watch for an exception that a thread or a greenlet could not report: nothing else looks for it."""
     future = getattr(result, "f", None)
     if future is not None:
         future.add_done_callback(lambda done: _look_at(request, delivery, done))
@@ -123,7 +124,7 @@ def _watch(request: Egress, delivery: HeldDelivery, result: Any) -> None:
 
 
 def _watch_here(request: Egress, delivery: HeldDelivery) -> None:
-    """The same for the greenlet that this is, where it is one of eventlet's, whose pool gives nothing back."""
+    """Watch the current greenlet in the same way, if it is one of eventlet's: eventlet's pool returns nothing to watch."""
     from greenlet import getcurrent  # noqa: PLC0415 - there with every pool of greenlets
 
     greenlet = getcurrent()
@@ -142,7 +143,7 @@ def _look_at(request: Egress, delivery: HeldDelivery, done: Future[Any]) -> None
 
 
 def _look_at_greenlet(greenlet: Any, request: Egress, delivery: HeldDelivery) -> None:
-    """What has come out of one of eventlet's; it is asked in that greenlet, and does not wait."""
+    """Report an exception that one of eventlet's greenlets ended with. It has ended, so `wait` does not block."""
     try:
         greenlet.wait()
     except Exception as exc:  # noqa: BLE001 - the task's own code
@@ -150,7 +151,7 @@ def _look_at_greenlet(greenlet: Any, request: Egress, delivery: HeldDelivery) ->
 
 
 def _break_off(request: Egress, delivery: HeldDelivery, pool: Any, exc: BaseException) -> None:
-    """The worker is told to stop in the middle of the hand-over: the task itself is ended (solo), or it was waiting for a slot."""
+    """The worker must stop during the hand-over: the task itself is broken off (solo), or it was waiting for a slot."""
     if getattr(pool, "is_green", False) and request.time_start is None:
         request.take_back()
     else:
@@ -163,7 +164,7 @@ def lose(request: Egress, delivery: HeldDelivery, exc: BaseException) -> None:
         return
     log.error("message.broken_off", task_id=request.id, exc_info=exc)
     try:
-        raise WorkerLostError(repr(exc)) from exc  # noqa: TRY301 - what is reported is an exception that was raised
+        raise WorkerLostError(repr(exc)) from exc  # noqa: TRY301 - the report needs an exception that was raised
     except WorkerLostError:
         request.on_failure(ExceptionInfo())
 
@@ -184,7 +185,7 @@ def _end(request: Egress, delivery: HeldDelivery, pool: Any, exc: Exception) -> 
 
 
 def _forget(request: Egress, pool: Any) -> None:
-    """What a pool of processes remembers of a task that it never got would keep it from ending."""
+    """Remove a task that never reached the pool from the pool's cache: a pool of processes would not end because of it."""
     cache = getattr(getattr(pool, "_pool", None), "_cache", None)
     for result in list(cache.values()) if isinstance(cache, dict) else []:
         if getattr(result, "correlation_id", None) == request.id and getattr(result, "_payload", None) is None:

@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from ..ports import Deliveries, Held
     from ..runtime import Runtime
 
-#: Seconds that a stopping worker waits for transitions which the broker has not answered.
+#: Seconds that a stopping worker waits for transitions that the broker has not answered.
 DRAIN = 10.0
 #: Two threads may find out at the same time that the connection is back.
 _BEGINNING = threading.RLock()
 
 
 def begin(runtime: Runtime, worker: str) -> None:
-    """A worker's consumer has connected: claim what it will hold; after a lost connection, say what it still holds."""
+    """A worker's consumer has connected: claim an owner; after a lost connection, keep what runs and give back the rest."""
     with _BEGINNING:
         runtime.worker = worker
         if not runtime.enforces:
@@ -32,18 +32,18 @@ def begin(runtime: Runtime, worker: str) -> None:
         if not runtime.holds_messages:
             try:
                 runtime.hold(runtime.transport.claim_for(worker))
-            except BrokerError as exc:  # as Celery's consumer knows it: it connects again
+            except BrokerError as exc:  # after a ConnectionError Celery's consumer connects again
                 raise ConnectionError(str(exc)) from exc
         owner = runtime.owner
         token, lease = owner.token, owner.lease
         if lease is None:
-            return  # the broker itself gives back what a dead worker held
+            return  # the broker itself delivers a dead worker's messages again
         if not lease.is_alive():
             lease.begin(token)
             return
-    leaving = runtime.outbox.tags()  # they are over, and leave as soon as the broker hears of it
+    leaving = runtime.outbox.tags()  # their tasks have ended, and they leave as soon as the broker answers
     keep, suspects = _standing(owner)
-    keep |= {held.tag for held in suspects if held.request.is_with_strategy}  # it has them still, and will run them
+    keep |= {held.tag for held in suspects if held.request.is_with_strategy}  # the strategy still has them, and will run them
     suspects = [held for held in suspects if held.tag not in leaving | keep]
     _recover(runtime, suspects)
     given_back = owner.release(keep | leaving | runtime.outbox.tags())
@@ -64,7 +64,7 @@ def end(runtime: Runtime) -> None:
         log.error("outbox.abandoned", waiting=len(runtime.outbox), why="the broker does not answer; the lease will end")
         return
     running, suspects = _standing(owner)
-    # Those that a cold shutdown has cut off: they have begun, or may have.
+    # Messages that a cold shutdown has broken off: they have begun, or may have.
     _recover(runtime, [each for each in suspects if state.should_terminate or each.request.time_start is not None])
     given_back = owner.release(keep=running | runtime.outbox.tags())
     if owner.held:
@@ -77,7 +77,7 @@ def end(runtime: Runtime) -> None:
 
 
 def _end_without_lease(runtime: Runtime, owner: Deliveries) -> None:
-    """Give back what has not begun; what has, or may have, comes again marked, as soon as the connection is closed."""
+    """Give back what has not begun. When the connection closes, the broker delivers the others again, marked as redelivered."""
     transport = runtime.transport
     running, suspects = _standing(owner)
     given_back = owner.release(keep=running | {held.tag for held in suspects} | runtime.outbox.tags())
@@ -92,7 +92,7 @@ def _end_without_lease(runtime: Runtime, owner: Deliveries) -> None:
 
 
 def _recover(runtime: Runtime, suspects: list[Held]) -> None:
-    """Give these back one by one, as a dead worker's: nobody can tell whether they have begun."""
+    """Give these back one by one, like a dead worker's messages: it is not known whether they have begun."""
     owner = runtime.owner
     for held in suspects:
         recover(runtime, held, started=None, worker=runtime.worker, now_ms=owner.now_ms())
@@ -100,17 +100,17 @@ def _recover(runtime: Runtime, suspects: list[Held]) -> None:
 
 
 def _reach(runtime: Runtime) -> None:
-    """Where we only observe: the client that records is there."""
+    """Connect the client that records, in `mode="observe"`."""
     try:
-        runtime.transport  # noqa: B018 - it is made when it is first asked for
+        runtime.transport  # noqa: B018 - the first access makes it
     except BrokerError as exc:
         raise ConnectionError(str(exc)) from exc
 
 
 def _standing(owner: Deliveries) -> tuple[set[str], list[Held]]:
-    """The tags of what runs here, and the messages that may run: handed to the pool, not known to have begun.
+    """The tags of messages that run here, and the messages that may run: handed to the pool, not known to have begun.
 
-    The newest comes first: each message goes back to the head of its queue, so that the oldest ends there and is taken first.
+    The newest comes first: each message goes back to the head of its queue, so that the oldest is at the head and is taken first.
     """
     requests = [(held, held.request) for held in reversed(list(owner.held.values())) if held.request is not None]
     running = {held.tag for held, request in requests if request.is_running()}

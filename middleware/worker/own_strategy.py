@@ -1,9 +1,9 @@
 """Tasks with a `Strategy` of their own, which runs their messages and acknowledges them.
 
-Celery's own strategy hands a message to the pool, and the request is told how that ended. Another strategy may gather messages and
-run them together (celery-batches), and says only that each is acknowledged. So no success is claimed for such a message, and no
-failure of its task is seen: its end is `unobserved`. A crash of its worker is seen, and counts from the moment at which the
-strategy is given the message, because nothing says when it begins.
+Celery's own strategy hands a message to the pool, and the pool reports to the request how the task ended. Another strategy may
+gather messages and run them together (celery-batches), and only acknowledges each message. So no success is recorded for such a
+message, and no failure of its task is seen: its end is `unobserved`. A crash of its worker is seen, and counts from the moment at
+which the strategy is given the message, because the strategy does not report when the task begins.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ WHY = "acknowledges its messages itself: a failure makes no redelivery and no de
 
 
 def strategy_of(task: Task) -> str | None:
-    """The name of this task's own `Strategy`, or of the class that has it; None where Celery's hands it to the pool."""
+    """The name of this task's own `Strategy`, or of the class that has it; None if the task has Celery's."""
     own = task.Strategy
     if symbol_by_name(own) is default:
         return None
@@ -32,6 +32,6 @@ def strategy_of(task: Task) -> str | None:
 
 
 def own_strategies(app: Celery) -> dict[str, str]:
-    """The tasks with a `Strategy` of their own, by name, and what each is called."""
+    """The tasks with a `Strategy` of their own: task name → name of the strategy."""
     found = {name: strategy_of(task) for name, task in app.tasks.items()}
     return {name: strategy for name, strategy in found.items() if strategy is not None}

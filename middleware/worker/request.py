@@ -1,10 +1,10 @@
-"""Celery's request for a task, as a thin adapter: it has one delivery, which answers what Celery tells and asks.
+"""Celery's request for a task, as a thin adapter: it has one delivery, to which it passes Celery's calls.
 
-A message that this worker holds has a `HeldDelivery` (`LetterDelivery` where it is a dead letter). Celery alone ends all others,
-and what becomes of them is recorded (`ObservedDelivery`).
+A message that this worker holds has a `HeldDelivery` (`LetterDelivery` if it is a dead letter). Celery alone ends all others, and
+what Celery did with them is recorded (`ObservedDelivery`).
 
-Limits: the methods that Celery's generated request class overrides (`execute_using_pool`, `on_success`) are never called here, so a
-success is recorded in `acknowledge`, or by what is put around `on_success`.
+Limits: Celery's generated request class overrides `execute_using_pool` and `on_success`, so these methods are never called here. A
+success is recorded in `acknowledge`, or by a wrapper of `on_success`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ..ports import TaskResult
     from ..runtime import Runtime
 
-#: What Celery does not count among a task's own headers (`celery.app.task.Context`), and what is ours.
+#: Headers that Celery does not count as a task's own (`celery.app.task.Context`), and redelivery's.
 CELERYS = {*vars(Context), "lang", "task", "argsrepr", "kwargsrepr", "compression"}
 NO_CUSTOM_HEADERS = CELERYS | {HEADER, ANNOUNCED, PUBLISHED, EXPIRATION, DELIVERED, COPIES, RELEASED, "redelivered"}
 PLAIN = PlainDelivery()
@@ -43,12 +43,12 @@ class Egress(Request):
     """Celery's request, and its delivery."""
 
     delivery: PlainDelivery | ObservedDelivery | HeldDelivery = PLAIN
-    #: Whether it was handed to the pool by Celery's own strategy, so that its end is told here.
+    #: Whether Celery's own strategy handed it to the pool, so that its end is reported here.
     is_told = False
-    #: When the pool's child took the task (monotonic), and for how many seconds it then ran; None where that is not known.
+    #: When the pool's child took the task (monotonic), and for how many seconds it then ran; None if that is not known.
     accepted: float | None = None
     ran: float | None = None
-    #: The task's result, where the child has left it to the worker to store.
+    #: The task's result, if the child has left it to the worker to store.
     result: TaskResult | None = None
     _future: Future[Any] | None = None
     _apply_result: Any
@@ -68,7 +68,7 @@ class Egress(Request):
             from .deliveries.letter_handler import LetterDelivery as kind  # noqa: PLC0415, N813 - few apps have a handler
         self.delivery = delivery = kind(self, message, runtime, held, envelope)
         self._request_dict[DELIVERY] = tuple(delivery.facts)
-        # What Celery calls a task's own headers: without ours, which must not go along with what the task publishes.
+        # The task's own headers, without redelivery's: those must not be copied to messages that the task publishes.
         shown = {key: value for key, value in message.headers.items() if key not in NO_CUSTOM_HEADERS}
         count_from_due(shown, message.headers, envelope, runtime.now_ms)
         self._request_dict["headers"] = shown
@@ -76,7 +76,7 @@ class Egress(Request):
             self._watch_success()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Keep what a report brings, the run time and the result: Celery's generated class has an `on_success` of its own."""
+        """Keep a report's run time and result, although Celery's generated class has an `on_success` of its own."""
         super().__init_subclass__(**kwargs)
         told = vars(cls).get("on_success")
         if told is None:
@@ -95,11 +95,11 @@ class Egress(Request):
             self.result = returned.result
 
     def _watch_success(self) -> None:
-        """Have the delivery told of a success: Celery only says that it acknowledges."""
+        """Report a success to the delivery: Celery itself only acknowledges."""
         on_success = self.on_success
 
         def watched(result: tuple[bool, Any, float], **kwargs: Any) -> None:
-            self.__dict__.pop("on_success", None)  # what refers to itself would be left to the garbage collector
+            self.__dict__.pop("on_success", None)  # only the garbage collector would free a request that refers to itself
             on_success(result, **kwargs)
             if not result[0]:
                 self.delivery.succeeded(self)
@@ -108,16 +108,16 @@ class Egress(Request):
 
     @property
     def _context(self) -> Context:
-        """As Celery's; where the body has another shape, what the headers say, so that its end can be told."""
+        """As Celery's; if the body cannot be read, from the headers alone, so that the end can be reported."""
         try:
             context: Context = super()._context
-        except Exception:  # noqa: BLE001 - the body is anybody's
+        except Exception:  # noqa: BLE001 - any client may have written the body
             context = Context(self._request_dict)
         return context
 
     @property
     def has_events(self) -> bool:
-        """Whether anybody is told of this task's events: the dispatcher is also there for the worker's heartbeat alone."""
+        """Whether this task's events are sent: Celery's dispatcher may be on for the worker's heartbeat alone."""
         eventer = self._eventer
         if eventer is None or not eventer.enabled or not self._task.send_events:
             return False
@@ -131,20 +131,20 @@ class Egress(Request):
     # where its task is
 
     def is_running(self) -> bool:
-        """Whether the task runs here, or will whatever we do."""
+        """Whether the task runs here, or can no longer be kept from running."""
         if self in state.active_requests:
             return True
         return self._future is not None and not self._future.cancel()
 
     def was_handed_over(self) -> bool:
-        """Whether the pool has been given the task, so that nobody can be sure that it has not begun."""
+        """Whether the pool has been given the task, so that the task may have begun."""
         if self.is_with_strategy:
             return True
         return (self._apply_result is not None or self.time_start is not None) and self._future is None
 
     @property
     def is_with_strategy(self) -> bool:
-        """Whether the task's own `Strategy` has it, which runs it when it likes."""
+        """Whether the task's own `Strategy` has it, and may run it at any time."""
         return not self.is_told and strategy_of(self._task) is not None
 
     def is_one_of(self, jobs: set[Any]) -> bool:
@@ -156,13 +156,13 @@ class Egress(Request):
         self._apply_result = None
 
     def keep_future(self, result: Any) -> None:
-        """Keep what a pool of threads returns: it alone can take back a task that has not begun; Celery keeps a weak reference."""
+        """Keep the future that a pool of threads returns: it can cancel a task that has not begun. Celery's reference is weak."""
         self._future = getattr(result, "f", None)
 
     # what Celery tells and asks
 
     def on_success(self, failed__retval__runtime: tuple[Any, ...], **kwargs: Any) -> Any:
-        """As Celery's, where a `Strategy` of the task's own does without the generated class."""
+        """As Celery's, for a `Strategy` of the task's own that does not use the generated class."""
         self._keep_report(failed__retval__runtime)
         return super().on_success(failed__retval__runtime, **kwargs)
 
@@ -172,7 +172,7 @@ class Egress(Request):
         super().on_accepted(pid, time_accepted)
 
     def acknowledge(self) -> None:
-        """As `delivery` does it; so are all below."""
+        """Let `delivery` do it; so do all methods below."""
         self.delivery.acknowledge(self)
 
     def reject(self, requeue: bool = False) -> None:  # noqa: D102
@@ -201,10 +201,10 @@ class Egress(Request):
 
 
 def request_class(base: type[Request]) -> type[Request]:
-    """The request class to use for a task whose own one is `base`."""
+    """The request class to use for a task whose own request class is `base`."""
     if issubclass(base, Egress):
         return base
     if base is Request:
         return Egress
-    # The application's own class is in front: what it overrides wraps what is here, as it wraps Celery's.
+    # The application's own class comes first: its methods wrap the methods here, as they wrap Celery's.
     return type(f"Egress{base.__name__}", (base, Egress), {"__module__": __name__})

@@ -1,1 +1,1 @@
-"""The deliveries that a worker holds: how each of them ends, whose task ran, was only observed, or handled a dead letter."""
+"""The deliveries of a worker and how each ends: those that it holds, those that it only observes, those of dead-letter handlers."""

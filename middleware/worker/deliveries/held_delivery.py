@@ -1,16 +1,16 @@
-"""The delivery of a message that this worker holds: Celery says how its task ended, and the message leaves by one transition.
+"""The delivery of a message that this worker holds: Celery reports how its task ended, and the message leaves by one transition.
 
-1. *It succeeded.* Celery acknowledges: acknowledged, and recorded as `succeeded`; or as `unobserved`, where a `Strategy` of the
-   task's own ran it (`own_strategy`), so that its end is not known.
-2. *It is delivered again.* The child raised `Redelivering`; or a child was lost or ran out of time, and this class decides. It is
-   moved to the delay store (or back to its queue), and recorded as `redelivery_scheduled`.
-3. *It died.* The exception carries the decision, or it is taken here: moved to the dead-letter queue and recorded as
-   `dead_lettered`; or recorded as `discarded`, where its policy keeps no dead letters.
-4. *It was revoked, expired or ignored*, Celery's own words: recorded as such; an expired one is a death.
+1. *It succeeded*: Celery acknowledges. The message is acknowledged and recorded as `succeeded`, or as `unobserved` if a `Strategy`
+   of the task's own ran it (`own_strategy`), because its end is then not known.
+2. *It is delivered again*: the child raised `Redelivering`; or a child was lost or ran out of time, and this class decides. The
+   message is moved to the delay store (or back to its queue), and recorded as `redelivery_scheduled`.
+3. *It died*: the exception carries the decision, or this class decides. The message is moved to the dead-letter queue and recorded
+   as `dead_lettered`, or recorded as `discarded` if its policy keeps no dead letters.
+4. *It was revoked, expired or ignored* (Celery's own words). This is recorded; an expired message dies.
 
-Whatever Celery stores for the caller (`AsyncResult`), it stores before the message leaves; a worker that dies in between has the
-message delivered again. The result that the child of a success has sent along (`redelivery.middleware.child.result`) is stored in
-the step with which the message leaves.
+Celery stores its result for the caller (`AsyncResult`) before the message leaves; if the worker dies in between, the message is
+delivered again. A result that the child of a successful task has sent with its report (`redelivery.middleware.child.result`) is
+stored in the same step in which the message leaves.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ if TYPE_CHECKING:
     from ...ports import Held
     from ...runtime import Runtime
 
-#: What says that the pool lost the attempt's child, and the reason that it is recorded as.
+#: The exceptions that report the loss of the attempt's child, and the reason that is recorded for each.
 LOST: dict[type[BaseException], Reason] = {WorkerLostError: Reason.WORKER_LOST, TimeLimitExceeded: Reason.TIME_LIMIT}
 
 
 class Dying(NamedTuple):
-    """The message dies of this decision."""
+    """The message dies by this decision."""
 
     decided: DeadLetter | Discard
     failed: Failed | None
@@ -104,7 +104,7 @@ class HeldDelivery:
 
     @property
     def has_left(self) -> bool:
-        """Whether the message has its transition already."""
+        """Whether the message's transition has been asked for already."""
         return self.settlement.is_done
 
     def _is_over(self, request: Any) -> bool:
@@ -138,7 +138,7 @@ class HeldDelivery:
         decided = self.decider.decide(self.facts, Reject("rejected"), Reason.REJECTED) if requeue else None
         if isinstance(decided, Redeliver):
             self.redeliver(request, 0, failed, requeued=True)  # at once, as Celery requeues
-        elif decided is not None:  # Celery tells nobody of what it requeues, and this is not delivered again
+        elif decided is not None:  # Celery reports no failure of a message that it requeues, and this one is not delivered again
             self._tell_failure(request, Reject(f"rejected too often: {decided.detail}"))
             self.settle(request, Dying(decided, failed))
         else:
@@ -146,23 +146,23 @@ class HeldDelivery:
         request.send_event("task-rejected", requeue=requeue)
 
     def cancel(self, request: Any, pool: Any, signal: Any, emit_retry: bool) -> None:
-        """A cold shutdown ends the task, where its pool can; where it cannot (threads, solo), it ends the worker around it.
+        """A cold shutdown ends the task if its pool can do so. If the pool cannot (threads, solo), it ends the worker.
 
-        Celery asks inside a signal's handler: what is raised here comes out of whatever the signal has interrupted, and Celery
-        handles only a `WorkerTerminate` there.
+        Celery calls this inside a signal's handler: an exception raised here comes out of the code that the signal has interrupted,
+        and Celery handles only a `WorkerTerminate` there.
         """
-        if not emit_retry:  # as a cold shutdown asks, and a lost connection does not
+        if not emit_retry:  # a cold shutdown; a lost connection emits the retry
             self.runtime.is_ending = True
         try:
             Request.cancel(request, pool, signal, emit_retry)
         except NotImplementedError:
             log.warning("worker.terminated", task_id=request.id, why="a cold shutdown, and its pool cannot end a task")
             raise WorkerTerminate(EX_FAILURE) from None
-        except Exception:  # noqa: BLE001 - the pool is anybody's, and the shutdown goes on
+        except Exception:  # noqa: BLE001 - any pool may be in use, and the shutdown must go on
             log.exception("task.not_ended", task_id=request.id, why="a cold shutdown, and its pool could not end it")
 
     def on_retry(self, request: Any, exc_info: ExceptionInfo) -> None:
-        """Deliver the message again, as the child decided; what Celery's own `retry` has published anew is only ended here."""
+        """Deliver the message again, as the child decided. If Celery's own `retry` has published the task again, only end it."""
         exc: Any = unwrapped(exc_info.exception)
         if isinstance(exc, Redelivering):
             state.task_ready(request)
@@ -170,11 +170,11 @@ class HeldDelivery:
             if not self.has_left:
                 self.redeliver(request, exc.delay_ms, failed, crash=failed.type.endswith("WorkerLostError"))
         elif not self._is_over(request):
-            self.settlement.acknowledge(request, None)  # Celery has published the task anew, and that is recorded
+            self.settlement.acknowledge(request, None)  # Celery has published the task again, and that is recorded
         request.send_event("task-retried", exception=repr(exc.exc), traceback=str(exc_info.traceback))
 
     def on_failure(self, request: Any, exc_info: ExceptionInfo, send_failed_event: bool, return_ok: bool) -> None:
-        """The attempt failed: find the decision, or take it, and let Celery do the rest."""
+        """The attempt failed: find the child's decision, or decide here, and let Celery do the rest."""
         exc = unwrapped(exc_info.exception)
         if isinstance(exc, (Retry, Terminated)):
             Request.on_failure(request, exc_info, send_failed_event, return_ok)
@@ -201,7 +201,7 @@ class HeldDelivery:
     def _let_celery_fail(
         self, request: Any, exc_info: ExceptionInfo, send_failed_event: bool = True, return_ok: bool = False
     ) -> None:
-        """What Celery does; a result that cannot be stored (under an empty id, say) does not keep the message from leaving."""
+        """Let Celery do its part. The message leaves even if a result cannot be stored (for example under an empty id)."""
         ending, must_leave = self.ending, not request.task.acks_late
         try:
             Request.on_failure(request, exc_info, send_failed_event, return_ok)
@@ -230,7 +230,7 @@ class HeldDelivery:
         Request.on_timeout(request, soft, timeout)
 
     def revoked(self, request: Any) -> bool:
-        """As Celery's, asked just before the task runs; a message whose lease has ended meanwhile is another worker's to run."""
+        """As Celery's, asked just before the task runs. If the lease has ended meanwhile, another worker runs the message."""
         if self.runtime.owner.holds(self.held.tag):
             return bool(Request.revoked(request))
         log.warning("start.refused", tag=self.held.tag, why="the lease under which it was received has ended")
@@ -238,8 +238,8 @@ class HeldDelivery:
         return True
 
     def expired(self, request: Any) -> bool:  # noqa: ARG002 - as the other kinds of delivery are asked
-        """As Celery's, by the broker's clock; the id is not remembered as revoked, so that a redriven task runs."""
-        # It is later than when the message came, whatever this worker knows of the time.
+        """As Celery's, by the broker's clock; the id is not added to the revoked ids, so that a redriven task runs."""
+        # It cannot be earlier than when the message came, even if this worker's estimate of the broker's time says so.
         return self.deadline.is_over(max(self.runtime.owner.now_ms(), self.held.seen_ms))
 
     def announce_revoked(self, request: Any, reason: str, terminated: bool, signum: Any, expired: bool) -> None:
@@ -252,7 +252,7 @@ class HeldDelivery:
             self.settle(request, self.ending)  # acknowledged before it ran
 
     def invalidate(self, request: Any, exc_info: ExceptionInfo) -> None:
-        """The pool cannot be given this message: it dies, and its caller is told."""
+        """The message cannot be handed to the pool: it dies, and its caller gets a failure."""
         failed = self.runtime.failed_of(unwrapped(exc_info.exception))
         self.ending = Dying(self.decider.end(self.facts, Reason.INVALID, "could not be handed to the pool"), failed)
         self._let_celery_fail(request, exc_info)
@@ -260,7 +260,7 @@ class HeldDelivery:
     # what a lost child could not do
 
     def _on_lost(self, request: Any, exc: BaseException, exc_info: ExceptionInfo) -> None:
-        """The child could not report: decide, store and tell here what it would have."""
+        """The child could not report: decide, store and report here in its place."""
         state.task_ready(request)
         if state.should_terminate:
             return  # a cold shutdown killed it: the message is given back
@@ -278,7 +278,10 @@ class HeldDelivery:
         self.settle(request, Dying(decided, self.runtime.failed_of(exc)))
 
     def _end_of_report(self, request: Any, exc: BaseException, exc_info: ExceptionInfo) -> None:
-        """The attempt reported what Celery takes for a lost child, or ends its worker for (`MemoryError`): all are told already."""
+        """The attempt itself reported an exception that Celery takes for a lost child, or ends its worker for (`MemoryError`).
+
+        The child has stored and reported the failure already.
+        """
         state.task_ready(request)
         request.send_event("task-failed", exception=repr(exc), traceback=str(exc_info.traceback))
         self.settle(request, self._death_of(exc, exc_info))
@@ -295,7 +298,7 @@ class HeldDelivery:
         request.send_event("task-failed", exception=repr(exc), traceback=traceback)
 
     def _death_of(self, exc: BaseException, exc_info: ExceptionInfo) -> Dying:
-        """What the child decided; or, where its word was lost with an exception that cannot be pickled, what follows here."""
+        """The child's decision; if it was lost, because its exception cannot be pickled, the decision that is taken here."""
         runtime, known = self.runtime, Decided.of(exc, self.facts.tag)
         if known is not None:
             decided, failed = known.decision, known.failed
@@ -304,7 +307,7 @@ class HeldDelivery:
             decided = self.decider.end(self.facts, Reason.INVALID, failed.message)
         else:
             failed, follows = runtime.failed_of(exc), self.decider.decide(self.facts, exc)
-            # A redelivery cannot be: FAILURE is stored and has been acted on.
+            # A redelivery is not possible: FAILURE is stored, and callers may have acted on it.
             outside = DeadLetter(Reason.NON_RETRYABLE, "failed outside the task's own code")
             decided = outside if isinstance(follows, Redeliver) else follows
         return Dying(decided, runtime.stored(replace(failed, traceback=str(exc_info.traceback))))
@@ -348,7 +351,7 @@ class HeldDelivery:
         self.settlement.defer(request, held.list_name, sealed(again), event.task_id, recorded, delay_ms=delay_ms, pace=pace)
 
     def headers(self, request: Any) -> dict[str, Any]:
-        """The headers of what the books are told of."""
+        """The headers of the task that is recorded."""
         headers: dict[str, Any] = request.request_dict
         return headers
 
@@ -363,7 +366,7 @@ class HeldDelivery:
 
 
 def unwrapped(exc: Any) -> Any:
-    """The exception itself, where the pool handed it over in billiard's wrapping."""
+    """The exception itself, without billiard's wrapper if the pool has added one."""
     return exc.exc if isinstance(exc, ExceptionWithTraceback) else exc
 
 
@@ -374,12 +377,12 @@ def _success_was_stored(request: Any) -> bool:
 
 
 def _worker_lost_info(request: Any, exc: BaseException) -> ExceptionInfo:
-    """A task's `SystemExit` or `KeyboardInterrupt`, reported by a child that ends of it, as the loss of that child."""
+    """A task's `SystemExit` or `KeyboardInterrupt`, which ends its child, as the loss of that child."""
     made = getattr(request, "_worker_lost_info", None)
     if made is not None:
         return made(exc)
     try:
         msg = f"Worker exited prematurely: {exc!r}."
-        raise WorkerLostError(msg)  # noqa: TRY301 - the report reads what is being handled
+        raise WorkerLostError(msg)  # noqa: TRY301 - the report reads the exception that is being handled
     except WorkerLostError:
         return ExceptionInfo()

@@ -1,21 +1,21 @@
-"""Dead-letter handlers: an ordinary Celery worker that consumes a dead-letter queue, and decides about each letter.
+"""Dead-letter handlers: an ordinary Celery worker consumes a dead-letter queue, and decides about each dead letter.
 
     @install.dead_letter_handler("orders")          # celery -A shop worker -Q DLQ.orders
     def decide(letter: Letter) -> LetterDecision:
         return letter.redrive() if letter.reason == "worker_lost" else letter.park()
 
-1. Where a letter arrives on a queue that has a handler, Celery is given a call of the handler in its place (`call_for`): the letter
-   itself stays as it is held, under its tag.
-2. The pool's child runs the handler as a task, with the letter as its argument. Its decision travels to the worker's main process
-   as `Handled`, an exception that Celery neither stores nor reports.
+1. If a dead letter arrives on a queue that has a handler, Celery is given a call of the handler in its place (`call_for`). The
+   letter itself stays held, unchanged, under its tag.
+2. The pool's child runs the handler as a task, with the letter as its argument. The child sends the decision to the worker's main
+   process as `Handled`, an exception that Celery neither stores nor reports.
 3. `LetterDelivery` carries the decision out as one transition: *taken out of the queue + moved + recorded*.
-4. A handler that fails is delivered again by the policy of the dead-letter queue and of the handler's own name, and when that is
-   exhausted, the letter is parked in the dead-letter queue's own dead-letter queue. None of this is a step of the task's life: that
-   has ended, and only a decision closes it or opens the next one.
+4. If a handler fails, the letter is delivered to it again by the policy of the dead-letter queue and of the handler's own name.
+   When the attempts are exhausted, the letter is parked in the dead-letter queue's own dead-letter queue. None of this is a step of
+   the task's life: that has ended, and only a decision closes it or opens the next generation.
 
 Without a handler, a worker that consumes a dead-letter queue runs the tasks in it, each in a new generation (`admission`).
-A handler that returns anything but a decision has failed. What a letter says, and what can be decided, is in `transitions.letter`.
-Limits: a worker that dies after the decision and before the transition has the handler asked again.
+A handler that returns something else than a decision has failed. `transitions.letter` has the facts of a letter and the decisions.
+Limits: if a worker dies after the decision and before the transition, the handler is called again.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ ARCHIVE = "redelivery.workers.operations.letters.archive:archive_raw"
 
 
 class Handled(Ignore):
-    """A handler's decision, on its way from the pool's child to the worker's main process."""
+    """A handler's decision, sent by the pool's child to the worker's main process."""
 
     def __init__(self, decision: LetterDecision) -> None:
         super().__init__(decision)
@@ -92,14 +92,14 @@ def dead_letter_handler(runtime: Runtime, queues: Sequence[str], options: Mappin
 
 
 def _held_in(runtime: Runtime) -> str | None:
-    """The dead-letter queue whose letter is handled here; None where no worker delivers it (a handler that is called)."""
+    """The dead-letter queue whose letter is handled here; None if no worker delivers it (the handler is called directly)."""
     task = runtime.app.current_worker_task
     attempt = None if task is None else Attempt.of(task, task.request)
     return None if attempt is None else attempt.facts.queue
 
 
 def _decision_of(app: Celery, handler: Callable[[Letter], LetterDecision], letter: Letter, held_in: str | None) -> LetterDecision:
-    """Ask the handler; an archive is written here, before anybody takes the letter away. Raises whatever the handler does."""
+    """Call the handler. If it archives, write the archive before the letter is removed. Raises what the handler raises."""
     decision: Any = handler(letter)
     if not isinstance(decision, LetterDecision):
         msg = f"the dead-letter handler returned {decision!r}: return letter.redrive(), .archive(), .discard() or .park()"
@@ -110,7 +110,7 @@ def _decision_of(app: Celery, handler: Callable[[Letter], LetterDecision], lette
 
 
 def handlers_of(runtime: Runtime) -> dict[str, str]:
-    """Dead-letter queue → the task that handles its letters. Raises `ConfigurationError` where a queue keeps no letters."""
+    """Dead-letter queue → the task that handles its letters. Raises `ConfigurationError` if a queue keeps no dead letters."""
     found = {}
     for queue, name in runtime.letter_handlers.items():
         target = runtime.policies.policy_for(queue).dead_letter_queue_for(queue)
@@ -122,7 +122,7 @@ def handlers_of(runtime: Runtime) -> dict[str, str]:
 
 
 def call_for(message: Any, raw: bytes, name: str, app: Celery) -> None:
-    """Make of a letter that has come a call of its handler, for Celery; what is held stays the letter."""
+    """Turn the message of a dead letter into a call of its handler, for Celery. The worker still holds the letter's own bytes."""
     letter = message.headers
     accepted = app.conf.accept_content or ["json"]
     serializer = "json" if {"json", "application/json"} & set(accepted) else app.conf.task_serializer
@@ -147,11 +147,11 @@ def call_for(message: Any, raw: bytes, name: str, app: Celery) -> None:
         HEADER: letter.get(HEADER),
     }
     message.properties = {**message.properties, "correlation_id": None, "reply_to": None}
-    message._decoded_cache = None  # noqa: SLF001 - kombu's own: it has not been looked at, and must not answer for the other body
+    message._decoded_cache = None  # noqa: SLF001 - kombu's own: the old body, decoded, must not be used for the new one
 
 
 class LetterDelivery(HeldDelivery):
-    """The delivery of a letter to its handler: it leaves by the handler's decision, and only that is recorded."""
+    """The delivery of a dead letter to its handler: it leaves by the handler's decision, and only the decision is recorded."""
 
     __slots__ = ()
 
@@ -190,26 +190,26 @@ class LetterDelivery(HeldDelivery):
         self.settlement.defer(request, name, back.raw, back.event.task_id, back.event, delay_ms=0)
 
     def _times(self, request: Any) -> dict[str, Any]:  # noqa: ARG002 - as a task's
-        """What a handler does is no attempt of the letter's task."""
+        """No times: a handler's run is no attempt of the letter's task."""
         return {}
 
     def settle(self, request: Any, ending: Ending) -> None:
-        """A letter never ends because its handler did: without a decision it is parked."""
+        """A letter does not end because its handler has ended: without a decision it is parked."""
         super().settle(request, ending if isinstance(ending, Dying) else _parked(Reason.REJECTED, f"its handler was {ending}"))
 
     def redeliver(self, request: Any, delay_ms: int, failed: Failed, **how: Any) -> None:
-        """The handler is asked again."""
+        """The letter is delivered to the handler again."""
         attempt, task_id = self.facts.attempt, self._task_id(request)
         log.warning("letter.handler_failed", task_id=task_id, handler=request.name, attempt=attempt, error=failed.type)
         super().redeliver(request, delay_ms, failed, **how)
 
     def headers(self, request: Any) -> dict[str, Any]:  # noqa: ARG002 - as a task's
-        """The letter's: the books are told of it, not of its handler."""
+        """The letter's headers: its task is recorded, not its handler."""
         headers: dict[str, Any] = opened(self.held.raw)["headers"]
         return headers
 
     def _event(self, request: Any, outcome: Outcome, **facts: Any) -> Event:
-        # It comes after all deliveries of the task: an end without a delivery is an operator's, or a handler's.
+        # Delivery 0: the event comes after all deliveries of the task. An operator or a handler has ended the message.
         return super()._event(request, outcome, **{"attempt": self.envelope.attempt, "delivery": 0, **facts})
 
     def _task_id(self, request: Any) -> str:

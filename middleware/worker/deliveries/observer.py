@@ -1,19 +1,19 @@
 """The deliveries of messages that Celery alone ends, and what is recorded of them.
 
 These are all messages in `mode="observe"`, and those of tasks and queues with `enabled = false`. Celery's retry, acknowledging and
-rejecting are left as they are; after each, one event says what Celery did:
+rejecting are not changed; after each, one event reports what Celery did:
 
 - `succeeded`, `ignored`, `revoked` and `expired` are Celery's own words;
-- `redelivery_scheduled`, where it put the message back (a lost worker, `Reject(requeue=True)`); what `Task.retry` publishes is
+- `redelivery_scheduled`: Celery put the message back (a lost worker, `Reject(requeue=True)`). What `Task.retry` publishes is
   recorded by the publication;
-- `unobserved`, where a `Strategy` of the task's own acknowledged the message;
-- `discarded`, where it ended the message in any other way, because the message is then kept nowhere: reason `exhausted` after a
-  failure, `rejected`, `time_limit` or `worker_lost`.
+- `unobserved`: a `Strategy` of the task's own acknowledged the message;
+- `discarded`: Celery ended the message in any other way, and the message is then kept nowhere. The reason is `exhausted` (after a
+  failure), `rejected`, `time_limit` or `worker_lost`.
 
-In `mode="observe"` the log line `decision.observed` also says what the policy would have decided.
+In `mode="observe"` the log line `decision.observed` also reports what the policy would have decided.
 
-Limits: the age of a message is not known here, nor what a task's `retry=` would say of a result. A task that dies with its whole
-worker leaves no event; an early-acknowledged one is then `lost` in the books, as it is in truth.
+Limits: the age of a message is not known here, nor what a task's `retry=` would decide about a result. If a task dies with its
+whole worker, there is no event; if it was acknowledged early, it is `lost` in the books, which is true.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class AsCelery:
 
 
 class PlainDelivery:
-    """A message of an app without redelivery: every answer is Celery's own."""
+    """A message of an app without redelivery: every method is Celery's own."""
 
     acknowledge = staticmethod(Request.acknowledge)
     reject = staticmethod(Request.reject)
@@ -75,7 +75,7 @@ class PlainDelivery:
 
 
 class ObservedDelivery:
-    """A message that Celery alone ends; after each of its answers, what it did is recorded."""
+    """A message that Celery alone ends; what Celery did is recorded after each of its steps."""
 
     cancel = staticmethod(Request.cancel)
     revoked = staticmethod(Request.revoked)
@@ -88,7 +88,7 @@ class ObservedDelivery:
             request._task = AsCelery(request.task)  # noqa: SLF001 - Celery reads it
 
     def acknowledge(self, request: Any) -> None:
-        """As Celery's; of one that its task's own `Strategy` has run, this is all that is ever told."""
+        """As Celery's. If the task's own `Strategy` has run the message, the acknowledgement is the only report about it."""
         Request.acknowledge(request)
         if request.time_start is None and not self._is_revoked and strategy_of(request.task) is not None:
             self._note(request, Outcome.UNOBSERVED)
@@ -104,7 +104,7 @@ class ObservedDelivery:
         Request.reject(request, requeue=requeue)
 
     def on_retry(self, request: Any, exc_info: ExceptionInfo) -> None:
-        """As Celery's: it has published the next attempt itself, and so recorded it."""
+        """As Celery's: Celery has published the next attempt, and the publication is recorded."""
         Request.on_retry(request, exc_info)
         exc = unwrapped(exc_info.exception)
         cause = exc.exc if isinstance(exc.exc, BaseException) else exc
@@ -169,7 +169,7 @@ class ObservedDelivery:
 
 
 def record(runtime: Runtime, headers: Mapping[str, Any], queue: str, outcome: Outcome, attempt: int = 1, **facts: Any) -> None:
-    """Append one event about a message that Celery alone ends. It waits in the outbox where the broker does not answer."""
+    """Append one event about a message that Celery alone ends. It waits in the outbox while the broker does not answer."""
     known = {"worker": runtime.worker, "attempt": attempt, "delivery": attempt, **facts}
     event = about(headers, queue, str(headers.get("id")).encode(), outcome, **known)
     transport = runtime.transport
@@ -181,7 +181,7 @@ def _attempts(request: Any) -> int:
 
 
 def queue_of(message: Any) -> str:
-    """The queue that a message was taken from; its routing key where that is not known."""
+    """The queue that a message was taken from; its routing key if the queue is not known."""
     held = getattr(message, "held", None)
     if held is not None:
         return str(held.queue)

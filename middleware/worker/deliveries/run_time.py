@@ -1,12 +1,12 @@
-"""When an attempt ran, as the event that ends it tells: begun, for how long, and how long its message had waited before.
+"""When an attempt began, how long it ran, and how long its message waited before: for the event that ends the attempt.
 
-The pool's child tells when it took the task, and how long the task took. Both come back with its report, so nothing more is sent.
-It reads the monotonic clock, which all processes of a machine share. The worker knows the difference between that clock and the
-broker's (`owner.now_ms`), so the result does not change if somebody sets the clock of this machine. A child that was killed reports
-no time: then it is known when the attempt began, and not for how long it ran.
+The pool's child reports when it took the task, and how long the task took. Both are part of its report, so nothing more is sent.
+The child reads the monotonic clock, which all processes of a machine share. The worker knows the difference between that clock and
+the broker's (`owner.now_ms`), so the result does not change if the clock of this machine is set. A child that was killed reports no
+run time: then it is known when the attempt began, and not how long it ran.
 
-A message has waited since it was due: since its ETA, since the end of the delay before this attempt, or since its publication,
-where its producer noted that. If the message of a first delivery says none of these, its wait is not known here: it began with the
+A message has waited since it was due: since its ETA, since the end of the delay before this attempt, or since its publication, if
+its producer noted the time. If the message of a first delivery has none of these, its wait is not known here: it began with the
 event `published`.
 """
 
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from ...messages.envelope import Envelope
     from ...runtime import Runtime
 
-#: When Sentry's SDK published the message (seconds): the latency of its receipt counts from then, by the clock of the child.
+#: When Sentry's SDK published the message (seconds). Sentry counts the receive latency from this time, by the clock of the child.
 SENTRY_PUBLISHED = "sentry-task-enqueued-time"
 
 
 def count_from_due(shown: dict[str, Any], headers: Mapping[str, Any], envelope: Envelope, now_ms: Callable[[], int]) -> None:
-    """Have Sentry count from when the message was due, in the headers that a task is shown; `now_ms` tells the broker's time.
+    """Change the headers that a task sees, so that Sentry counts from when the message was due; `now_ms` is the broker's time.
 
-    Of a message that was delivered before, and does not say since when it waits, the latency is not known.
+    If the message was delivered before, and does not say since when it waits, the latency is not known: the header is removed.
     """
     if SENTRY_PUBLISHED not in shown:
         return
@@ -46,7 +46,7 @@ def count_from_due(shown: dict[str, Any], headers: Mapping[str, Any], envelope: 
 
 
 def times_of(runtime: Runtime, request: Any, headers: Mapping[str, Any], envelope: Envelope) -> dict[str, Any]:
-    """The fields of an event that tell of the attempt that ends with it; without those that are not known."""
+    """The fields about an attempt, for the event that ends it; fields that are not known are left out."""
     said: dict[str, Any] = {"release": runtime.release}
     if request.accepted is None:
         return said
@@ -61,7 +61,7 @@ def times_of(runtime: Runtime, request: Any, headers: Mapping[str, Any], envelop
 
 
 def _due_ms(headers: Mapping[str, Any], envelope: Envelope) -> int | None:
-    """Since when the message waits, by the broker's clock; None where nothing in it says so."""
+    """Since when the message waits, by the broker's clock; None if nothing in the message says so."""
     if envelope.attempt and envelope.attempts:
         last = envelope.attempts[-1]
         at_ms = count(last.get("at"))
@@ -74,4 +74,4 @@ def _due_ms(headers: Mapping[str, Any], envelope: Envelope) -> int | None:
         due = due if due.tzinfo is not None else due.replace(tzinfo=UTC)
         return max(round(due.timestamp() * 1000), published)
     except (ArithmeticError, AttributeError, TypeError, ValueError, OSError):
-        return None  # no time that a clock will ever say
+        return None  # a time that no clock can represent

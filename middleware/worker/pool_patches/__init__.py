@@ -1,1 +1,1 @@
-"""What is mended around Celery's pools: children that die, tasks whose begin is not reported yet, and stops."""
+"""Corrections of Celery's pools: for children that die, tasks whose begin is not reported yet, and stops."""

@@ -1,12 +1,12 @@
-"""What the children of the pool have begun when the consumer closes, before Celery has read their reports.
+"""Tasks that a child has begun when the consumer closes, but whose reports Celery has not read yet.
 
-When its consumer closes, to stop or to connect again, Celery forgets each task that no child has said to have begun. One that was
-given its task a moment ago has, or is about to: the task then runs, its message is given back and runs again, and a worker that
-stops waits half a minute for the child, which waits for its result to be taken. So the reports of each child that was
-given a task are read first; a task that no child was given has not begun.
+When its consumer closes, to stop or to connect again, Celery forgets each task that no child has reported as begun. But a child
+that got its task a moment ago has begun it, or will: the task then runs, its message is given back and runs again, and a worker
+that stops waits half a minute for the child, because nobody reads the child's result. So the reports of each child that was given a
+task are read first; a task that no child was given has not begun.
 
-Limits: pools of processes whose children are given one task at a time (`-O fair`, Celery's default); after `TIMEOUT` all is as it
-was.
+Limits: pools of processes whose children are given one task at a time (`-O fair`, Celery's default). After `TIMEOUT` Celery forgets
+the tasks that are still not reported.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     from ...ports import Deliveries
     from .stop import Stop
 
-#: How long a child may take to say that it has begun, in seconds.
+#: How long a child may take to report that it has begun, in seconds.
 TIMEOUT = 1.0
 TURN = 0.05
 
 
 def read_reports_first(pool: Any, hub: Any, owner: Deliveries, stop: Stop | None) -> None:
-    """Have this pool read its children's reports before Celery forgets what they have not said; the owner's messages are looked at.
+    """Have this pool read its children's reports before Celery forgets tasks; `owner` holds the messages of these tasks.
 
-    Where the worker stops, and the `stop` is ours, nothing is forgotten: it drains the children's result pipes.
+    If the worker stops, and `stop` is ours, nothing is forgotten: the stop drains the children's result pipes.
     """
     flush = getattr(pool, "flush", None)
     if flush is not None and hasattr(pool, "_pool"):
@@ -39,7 +39,7 @@ def read_reports_first(pool: Any, hub: Any, owner: Deliveries, stop: Stop | None
 
 
 class ReadingReports:
-    """The pool's own `flush`, and before it the reading."""
+    """The pool's own `flush`, which first reads the children's reports."""
 
     def __init__(self, pool: PoolProcesses, owner: Deliveries, flush: Callable[[], None], stop: Stop | None) -> None:
         self._pool, self._owner, self.flush, self._stop = pool, owner, flush, stop
@@ -56,11 +56,11 @@ class ReadingReports:
         self.flush()
 
     def _has_unread(self) -> bool:
-        """Whether a child was given a task and has not said that it began it."""
+        """Whether a child was given a task and has not reported that it began it."""
         children = [child for job in self._pool.not_begun() if (child := _child_of(job)) is not None]
         return any(child._is_alive() for child in children)  # noqa: SLF001 - Celery's
 
 
 def _child_of(job: Any) -> Any:
-    """Whom the job was given; None where it was not."""
+    """The child that was given the job; None if no child was."""
     return getattr(job, "_write_to", None)

@@ -26,16 +26,16 @@ from ...known import has
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-#: Seconds until a child is asked for again: at first, and at the longest. From then on Celery's own timer does.
+#: Seconds until a child is waited for again: the first wait, and the longest. After that Celery's own timer does it.
 FIRST_WAIT, MAX_WAIT = 0.005, 2.0
-#: What is used of Celery's pool: to drain a pipe, to ask again, to feed.
+#: The attributes of Celery's pool that are used: to drain a pipe, to wait for a child again, to feed.
 TO_DRAIN = ("on_job_process_down", "process_flush_queues")
 TO_ASK = ("_event_process_exit", "_pool", "maintain_pool")
 TO_FEED = ("_active_writes", "_all_inqueues", "_busy_workers", "outbound_buffer")
 
 
 def mend(pool: Any, hub: Any) -> Callable[[], None]:
-    """Mend this pool; a second time changes nothing. What is returned feeds its idle children, in the loop's own thread."""
+    """Correct this pool; a second call changes nothing. The returned function feeds its idle children, in the loop's thread."""
     inner: Any = getattr(pool, "_pool", None)
     if has(inner, TO_DRAIN) and inner.on_job_process_down.__module__ != __name__:
         inner.on_job_process_down = _draining(inner, inner.on_job_process_down)
@@ -45,7 +45,7 @@ def mend(pool: Any, hub: Any) -> Callable[[], None]:
 
 
 def _draining(pool: Any, down: Callable[[Any, int], None]) -> Callable[[Any, int], None]:
-    """What Celery calls of a job whose child is gone."""
+    """The function that Celery calls for a job whose child is gone."""
 
     def on_job_process_down(job: Any, pid: int) -> None:
         if not job._accepted:  # noqa: SLF001 - Celery's
@@ -53,20 +53,20 @@ def _draining(pool: Any, down: Callable[[Any, int], None]) -> Callable[[Any, int
             if child is not None and not child.dead and not child._is_alive():  # noqa: SLF001
                 pool.process_flush_queues(child)
                 if job._accepted:  # noqa: SLF001
-                    return  # it had begun: Celery ends it when it is at this child's own death
+                    return  # it had begun: Celery ends it when it handles this child's death
         down(job, pid)
 
     return on_job_process_down
 
 
 def _asking_again(pool: Any, exited: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
-    """What Celery's loop calls when a child has closed its files."""
+    """The function that Celery's loop calls when a child has closed its files."""
 
     def look(hub: Any, child: Any, wait: float) -> None:
         if child not in pool._pool:  # noqa: SLF001 - Celery's
             return
         if getattr(child, "_sentinel_poll", 0) is None:
-            del child._sentinel_poll  # noqa: SLF001 - Celery makes a new one where there is none
+            del child._sentinel_poll  # noqa: SLF001 - Celery makes a new one if there is none
         if wait <= MAX_WAIT:
             hub.call_later(wait, again, hub, child, wait * 2)
 

@@ -1,13 +1,13 @@
-"""The last resort of a worker that was told to stop at once, and does not: its process ends.
+"""The last resort for a worker that must stop at once and does not: its process is ended.
 
-A native thread, for the main thread may be held by anything: a library, a hook of the application, a broker. It waits from the
-worker's start on, because a signal's handler may start no thread; the handler only writes a byte. What the worker holds comes back
-as from any dead worker: when its lease ends, or its connection.
+A native thread does it, because anything may block the main thread: a library, a hook of the application, a broker. The thread is
+started with the worker, because a signal's handler must not start a thread; the handler only writes a byte. The messages that the
+worker holds are delivered again as after any worker's death: when its lease ends, or its connection.
 
-The end waits for nobody: the main thread may hold the lock of a log's handler, whose pipe is full. So the line about the end is
-written by another thread, which has a second for it.
+The end must not wait for the log: the main thread may hold the lock of a log handler whose pipe is full. So another thread writes
+the line about the end, and has a second for it.
 
-Limits: a library that never gives Python's own lock back holds this thread, too.
+Limits: a library that never releases Python's global lock (GIL) blocks this thread, too.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ...logs import log
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-#: Seconds that a worker has to stop, beyond those of a soft shutdown: all that it waits for on its way takes less.
+#: Seconds that a worker has to stop, after those of a soft shutdown. All its waits together take less.
 LAST = 60.0
 #: Seconds that the line about the end may take.
 TELLING = 1.0
@@ -46,23 +46,23 @@ class LastResort:
         self._pid = 0
 
     def begin(self) -> None:
-        """Wait to be asked; a second time changes nothing."""
+        """Start the thread, which waits for a stop; a second call changes nothing."""
         if self._pid != os.getpid():
             self._pid = os.getpid()
             threading.Thread(target=self._run, name="redelivery-last-resort", daemon=True).start()
 
     def ask(self, soft: float) -> None:
-        """A stop was asked for, which may take so many seconds more. Called by a signal's handler; the first time counts."""
+        """A stop was asked for, which may take `soft` seconds more. A signal's handler calls this; the first call counts."""
         self._soft = soft
         self._wake()
 
     def cancel(self) -> None:
-        """The worker has stopped, and holds nothing any more: its process may take its time."""
+        """The worker has stopped, and holds no messages any more: its process may end later."""
         self._is_over = True
         self._wake()
 
     def _wake(self) -> None:
-        with suppress(OSError):  # it is full: the thread is awake
+        with suppress(OSError):  # the socket is full: the thread is awake
             self._says.send(b"!")
 
     def _run(self) -> None:

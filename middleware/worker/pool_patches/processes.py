@@ -1,11 +1,11 @@
 """A pool of processes, read from and written to without the event loop, and ended without Celery's own joining.
 
-Celery ends its pool by writing a sentinel to each child, whatever else is half written there, sets the pipes blocking, and then
-joins the children one after the other. A child that has the first half of a task waits for the rest for ever, and so does
-whatever waits for that child. Here each child is told to end when its task is written, and its result pipe is drained before its
-death counts. So it is known of each task that was given to a child whether it began.
+Celery ends its pool by writing a sentinel to each child, even if a task is half written there, sets the pipes blocking, and then
+joins the children one after the other. A child that has the first half of a task waits for the rest for ever, and Celery waits for
+that child. Here a child gets its sentinel only after its task is written, and its result pipe is drained before its death counts.
+So it is known of each task that was given to a child whether it began.
 
-Limits: Celery's own pool (`AsynPool`) in an event loop; of another one nothing is used (`is_known`).
+Limits: Celery's own pool (`AsynPool`) in an event loop; any other pool is left to Celery (`is_known`).
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
     from ...ports import Deliveries
 
-#: Seconds that children have to end after they were told to at once; then they are killed.
+#: Seconds that children have to end in a cold stop; then they are killed.
 GRACE = 3.0
 #: How long a killed child is waited for, in seconds.
 KILLED = 1.0
-#: What is used of Celery's pool.
+#: The attributes of Celery's pool that are used.
 USED = (
     "_active_writers",
     "_cache",
@@ -44,7 +44,7 @@ USED = (
     "outbound_buffer",
     "process_flush_queues",
 )
-#: What is used of billiard's own module.
+#: The names that are used of `billiard.pool`.
 USED_OF_BILLIARD = ("RUN", "TERMINATE", "WorkersJoined")
 
 
@@ -63,19 +63,19 @@ class PoolProcesses:
         return self._pool._pool  # noqa: SLF001 - Celery's
 
     def lacks(self) -> list[str]:
-        """What this pool should have and has not, so that its inner workings are others than we know."""
+        """The attributes that this pool lacks; if there are any, its inner workings are not the known ones."""
         without = [name for name in USED_OF_BILLIARD if not hasattr(billiards, name)]
         return without if self.inner is None else [*without, *(name for name in USED if not hasattr(self.inner, name))]
 
     def is_known(self) -> bool:
-        """Whether this is a pool whose inner workings we know, and whose children the loop has begun to read from."""
+        """Whether this pool's inner workings are known, and the loop has begun to read from its children."""
         inner = self.inner
         if inner is None or self.lacks():
             return False
         return "handle_event" in vars(inner._result_handler)  # noqa: SLF001 - a worker that refuses to start has no loop yet
 
     def is_closed(self) -> bool:
-        """Whether the pool is given nothing more: it is being stopped, or is."""
+        """Whether the pool gets no more tasks: it is being stopped, or has stopped."""
         return self.inner is None or self.inner._state != billiards.RUN  # noqa: SLF001
 
     def is_over(self) -> bool:
@@ -83,11 +83,11 @@ class PoolProcesses:
         return self.inner is None or not self.inner._pool  # noqa: SLF001
 
     def not_begun(self) -> list[Any]:
-        """What the pool has, and no child has said to have begun."""
+        """The jobs of the pool that no child has reported as begun."""
         return [] if self.inner is None else [job for job in list(self.inner._cache.values()) if not job._accepted]  # noqa: SLF001
 
     def turn(self, seconds: float) -> None:
-        """Read what comes next, and write on what is half written, as the event loop does; for so long at most."""
+        """Read what comes, and go on writing what is half written, as the event loop does; for `seconds` at most."""
         read = {child.outqR_fd for child in self.inner._pool}  # noqa: SLF001
         written = self._half_written()
         poll = select.poll()
@@ -103,7 +103,7 @@ class PoolProcesses:
                     next(written[pipe])
 
     def tell(self) -> None:
-        """Tell each child to end after what it was given; a child whose task is half written is told later."""
+        """Tell each child to end after its task; a child whose task is half written is told in a later call."""
         busy = self._half_written()
         for child in list(self.inner._pool):  # noqa: SLF001
             if child.pid not in self._told and child.inqW_fd not in busy:
@@ -113,7 +113,7 @@ class PoolProcesses:
         self._reap()
 
     def cut(self, cancel: Callable[[], None]) -> None:
-        """End what runs, as Celery does (`cancel`), and each child that was given a task and has not said that it began."""
+        """End what runs, as Celery does (`cancel`), and each child that was given a task and has not reported its begin."""
         with suppress(Exception):
             cancel()
         given = {job._write_to.pid for job in self.not_begun() if job._write_to is not None}  # noqa: SLF001
@@ -133,7 +133,7 @@ class PoolProcesses:
             self._reap()
 
     def close(self, _: Callable[[], None]) -> None:
-        """Forget what never began, and leave the pool as Celery's own stopping leaves it, which is not asked for."""
+        """Forget what never began, and leave the pool in the state that Celery's own stopping leaves; that is not called."""
         inner, self._pool._pool = self.inner, None  # noqa: SLF001
         inner._cache.clear()  # noqa: SLF001
         inner._active_writers.clear()  # noqa: SLF001
@@ -153,7 +153,7 @@ class PoolProcesses:
         return [child for child in list(self.inner._pool) if child._is_alive()]  # noqa: SLF001
 
     def _half_written(self) -> dict[int, Any]:
-        """What is being written to children that live, by their pipes."""
+        """The unfinished writes to children that live, by their pipes."""
         writers = self.inner._active_writers  # noqa: SLF001
         found = {}
         for job in self.not_begun():
@@ -169,20 +169,20 @@ class PoolProcesses:
             child.inq.put(None)
         except BlockingIOError:
             raise
-        except OSError:  # nobody reads there any more
+        except OSError:  # the child does not read any more
             log.debug("child.not_told", pid=child.pid)
 
     def _read(self, pipe: int) -> None:
-        """A message may come in pieces: the loop keeps what has come of it."""
+        """Read from this pipe. A message may come in pieces: the loop keeps the pieces that have come."""
         reading, _ = self._hub.readers.get(pipe, (None, ()))
         try:
             if isgenerator(reading):
                 next(reading, None)
             else:
                 self.inner._result_handler.handle_event(pipe)  # noqa: SLF001
-        except (OSError, EOFError):  # a child that died in the middle of it; Celery sees to that
+        except (OSError, EOFError):  # the child died while it wrote; Celery handles its death
             return
-        except Exception:  # noqa: BLE001 - a callback of the application's, or bytes that are no message: the others go on
+        except Exception:  # noqa: BLE001 - a callback of the application failed, or the bytes are no message: the others go on
             log.exception("child.unheard")
 
     def _reap(self) -> None:
@@ -192,7 +192,7 @@ class PoolProcesses:
             self.inner._join_exited_workers(shutdown=True)  # noqa: SLF001
         except billiards.WorkersJoined:
             return
-        except Exception:  # noqa: BLE001 - a callback of the application's: the others go on
+        except Exception:  # noqa: BLE001 - a callback of the application failed: the others go on
             log.exception("child.unheard")
 
     def _drain(self, child: Any) -> None:
@@ -205,7 +205,7 @@ class PoolProcesses:
 
 
 def take_back(owner: Deliveries, jobs: set[Any]) -> None:
-    """No child has begun these jobs: their messages are no suspects."""
+    """No child has begun these jobs: their messages go back uncounted, and are not suspect."""
     for held in list(owner.held.values()):
         if held.request is not None and held.request.is_one_of(jobs):
             held.request.take_back()

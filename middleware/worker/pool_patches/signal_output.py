@@ -1,8 +1,8 @@
-"""What Celery's handlers of signals say on the standard output: it holds nobody up.
+"""The lines that Celery's signal handlers write to the standard output: they never block the worker.
 
-Celery writes these lines inside the handler, before anything else. Where nobody reads the pipe, and it is full, the handler would
-wait there for ever, and the worker would never hear that it was told to stop. Here the stop is noted first, and a line that cannot
-be written at once is left out.
+Celery writes these lines inside the handler, before anything else. If the output is a full pipe that nobody reads, the handler
+would wait for ever, and the worker would never learn that it must stop. Here the stop is noted first, and a line that cannot be
+written at once is left out.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
 
 
 def hear_first(note: Callable[[], None]) -> None:
-    """Have Celery's handlers call `note` before they say something, and say it without waiting."""
+    """Have Celery's handlers call `note` before they write a line, and write it without waiting."""
     say = getattr(celerys, "safe_say", None)
-    if say is not None:  # of a Celery that we know
+    if say is not None:  # only known versions of Celery have it
         celerys.safe_say = _Saying(say.say if isinstance(say, _Saying) else say, note)
 
 
 class _Saying:
-    """Celery's own `safe_say`, and before it the noting."""
+    """Celery's own `safe_say`, which first calls `note`."""
 
     def __init__(self, say: Callable[..., None], note: Callable[[], None]) -> None:
         self.say, self._note = say, note
 
     def __call__(self, msg: str, f: Any = sys.__stderr__) -> None:
-        """What the handlers call."""
+        """Called by the handlers."""
         self._note()
         if _takes_a_line(f):
             self.say(msg, f)
@@ -42,6 +42,6 @@ def _takes_a_line(file: Any) -> bool:
     poll = select.poll()
     try:
         poll.register(file.fileno(), select.POLLOUT)
-    except (AttributeError, OSError, ValueError):  # none, closed, or no file
+    except (AttributeError, OSError, ValueError):  # there is no file, it is closed, or it has no descriptor
         return False
     return any(event & select.POLLOUT for _, event in poll.poll(0))

@@ -1,18 +1,18 @@
 """The stop of a worker whose pool has processes or threads: a signal is only noted, and the worker stops at a safe moment.
 
 Celery does a cold shutdown inside the signal's handler, which may interrupt the main thread anywhere: while it writes a task to a
-child or a frame to the broker, or while it holds a lock. The handler then uses something that is half done, and the worker may wait
-for ever. Here the handler's calls only note that they were made. Celery itself looks at its flags between two turns of its loop,
-and wherever it waits for the broker; it then closes the consumer and stops the pool, in this order:
+child or a frame to the broker, or while it holds a lock. The handler then uses a half-written pipe or a held lock, and the worker
+may wait for ever. Here the handler's calls only note that they were made. Celery itself looks at its flags between two turns of its
+loop, and wherever it waits for the broker; it then closes the consumer and stops the pool, in this order:
 
-1. *What was given to the pool goes on*, nothing more is given: to its end in a warm stop, and in a soft one for as long as
-   `worker_soft_shutdown_timeout` says, or until the next signal.
-2. *A cold stop ends what runs*, and what has not ended in `GRACE` is killed.
-3. *What no child had begun* goes back uncounted; what had begun, and was ended, is a suspect.
+1. *Tasks that were given to the pool go on*, and no more are given: to their end in a warm stop; in a soft stop for
+   `worker_soft_shutdown_timeout` seconds, or until the next signal.
+2. *A cold stop ends the tasks that run*; children that have not ended after `GRACE` seconds are killed.
+3. *A task that no child had begun* goes back uncounted; a task that had begun, and was ended, is a suspect.
 
 A third signal ends the children at once. If a library or a hook of the application blocks the main thread, the process ends itself
-`LAST` seconds after the cold stop was asked for (`last_resort`). Its lease then ends as that of any dead worker, and other workers
-take over its messages.
+`LAST` seconds after the cold stop was asked for (`last_resort`). Its lease then ends, as after any worker's death, and other
+workers take over its messages.
 
 Limits: this is for Celery's pools of processes and threads with an event loop, in 5.6 and 5.7. In any other version Celery alone
 stops the worker, and a line says so (`stop.unknown`). Threads cannot be ended: a task in one goes on, and Python waits for it.
@@ -48,19 +48,19 @@ if TYPE_CHECKING:
 
     from ...runtime import Runtime
 
-#: Seconds that one turn takes at most: a signal may go unnoticed for as long.
+#: Seconds that one turn takes at most; a signal may go unnoticed for this long.
 TURN = 0.05
-#: What Celery's handler of a cold shutdown calls, and nothing else that reaches the pool or the broker.
+#: The calls in Celery's handler of a cold shutdown that reach the pool or the broker.
 CALLS = {"wait_for_soft_shutdown", "cancel_active_requests", "cancel", "stop"}
 CELERYS = "this Celery, or its pool, was not tested: Celery alone stops the worker, and may wait for what a signal has interrupted"
-#: The second signal takes the rest of a soft shutdown's time away.
+#: The second signal ends a soft shutdown at once.
 AT_ONCE = 2
 
 logger = get_logger(__name__)
 
 
 def stop_of(consumer: Consumer, runtime: Runtime) -> Stop | None:
-    """The stop of this consumer's worker; None where all is Celery's own."""
+    """The stop of this consumer's worker; None if Celery alone stops it."""
     kinds = {each.__module__ for each in type(consumer.pool).__mro__}
     has_kind = "celery.concurrency.prefork" in kinds or "celery.concurrency.thread" in kinds
     if consumer.hub is None or not runtime.enforces or not has_kind:
@@ -73,25 +73,25 @@ def stop_of(consumer: Consumer, runtime: Runtime) -> Stop | None:
 
 
 def is_known() -> bool:
-    """Whether Celery's handler of a cold shutdown is one that we know, and so are the versions of Celery and its pool."""
+    """Whether Celery's handler of a cold shutdown is a known one, and the versions of Celery and its pool are known."""
     return _calls() >= CALLS and known.is_known("celery", "billiard")
 
 
 def _calls() -> set[str]:
-    """What Celery's handler of a cold shutdown calls."""
+    """The names that Celery's handler of a cold shutdown uses."""
     code = getattr(getattr(celerys, "on_cold_shutdown", None), "__code__", None)
     return set() if code is None else {*code.co_names}
 
 
 def spare_the_handler(consumer: Consumer, runtime: Runtime) -> None:
-    """The consumer has connected: on every pool, a signal's handler does not talk to the broker, and does not wait for another one.
+    """The consumer has connected: keep signal handlers, on every pool, from calling the broker and from waiting for each other.
 
-    Waiting for an answer there, it would be handed the next messages, in the middle of whatever it has interrupted: of a task, of
-    another question to the broker, with a lock in its hands. Celery closes the consumer again when its loop has ended; what comes
-    until then stays held, and goes back.
+    If a handler waited for the broker's answer, it would receive the next messages in the middle of the code that it has
+    interrupted: a task, another call to the broker, or code that holds a lock. Celery closes the consumer again when its loop has
+    ended; messages that come until then stay held, and are given back.
 
-    Each handler tells the receivers of `worker_shutting_down`, and finds them under a lock. A second signal may come just then: its
-    handler would wait for ever for the one that it has interrupted.
+    Each handler sends `worker_shutting_down`, and looks up its receivers under a lock. If a second signal comes at that moment, its
+    handler would wait for ever for the handler that it has interrupted. So the lock becomes one that a thread may take twice.
     """
     signals.worker_shutting_down.lock = threading.RLock()
     cancel = consumer.task_consumer.cancel
@@ -106,7 +106,7 @@ def spare_the_handler(consumer: Consumer, runtime: Runtime) -> None:
 
 
 class Stop:
-    """Takes the place of what a signal's handler calls of a worker, and of its pool's own stopping."""
+    """Replaces the methods of a worker that a signal's handler calls, and its pool's `stop` and `terminate`."""
 
     def __init__(self, consumer: Consumer, runtime: Runtime) -> None:
         self._runtime, self._hub, self._conf = runtime, consumer.hub, consumer.app.conf
@@ -132,13 +132,13 @@ class Stop:
         self._last_resort.begin()
 
     def close(self) -> None:
-        """The worker has stopped. Children must not outlive it; threads that run on hold no message any more, and may."""
+        """The worker has stopped. Threads may run on, because they hold no message any more; children must not outlive it."""
         if self._runtime.shares_process:
             self._last_resort.cancel()
         self._wakes.close()
         self._wake.close()
 
-    # what Celery's handler calls, inside a signal's handler
+    # called by Celery, inside a signal's handler
 
     def _hear(self) -> None:
         if _in_handler():
@@ -158,14 +158,14 @@ class Stop:
             self._cancel()
 
     def _wake_up(self, **_: Any) -> None:
-        with suppress(OSError):  # it is full, so that the loop wakes anyway; or closed
+        with suppress(OSError):  # the socket is full, so that the loop wakes anyway; or it is closed
             self._wake.send(b"!")
 
     def _awake(self) -> None:
         with suppress(OSError):
             self._wakes.recv(4096)
 
-    # what Celery calls at a safe moment
+    # called by Celery at a safe moment
 
     def stop(self) -> None:
         """A warm stop, which a signal may make a cold one."""
@@ -184,7 +184,7 @@ class Stop:
 
     @property
     def _is_soft(self) -> bool:
-        """Whether a cold stop was asked for, and the time of its soft one is not over."""
+        """Whether a cold stop was asked for, and the soft stop before it still has time."""
         return 0 < self._asked < AT_ONCE and time.monotonic() < self._asked_at + self._soft
 
     def _end(self, celerys_own: Callable[[], None]) -> None:
@@ -206,7 +206,7 @@ class Stop:
             tasks.close(celerys_own)
 
     def _end_as_celery_does(self, celerys_own: Callable[[], None]) -> None:
-        """The pool is over, or of an unknown kind: then what signals ask for is done as Celery does it, in their handler, too."""
+        """The pool has ended, or its kind is unknown: Celery's own stop is called, from now on also in a signal's handler."""
         if missing := self._tasks.lacks():
             log.warning("stop.unknown", lacks=",".join(missing), why=CELERYS)
             self._is_celerys = True
@@ -218,10 +218,10 @@ class Stop:
         celerys_own()
 
     def _let_end(self) -> None:
-        """What was given to the pool goes on, until it has ended, or may no longer."""
+        """Let tasks that were given to the pool go on until they have ended, or their time is over."""
         while (not self._asked or self._is_soft) and (not self._tasks.is_over() or self._waits_when_idle()):
             if self._asked:
-                state.should_terminate = None  # what fails meanwhile has failed, and was not ended by us
+                state.should_terminate = None  # a task that fails meanwhile has failed by itself: this stop has not ended it
                 self._announce()
             self._turn()
             with suppress(Exception):  # time limits, heartbeats
@@ -247,7 +247,7 @@ class Stop:
 
 
 def _in_handler() -> bool:
-    """Whether Celery's handler of a cold shutdown is who calls."""
+    """Whether the caller is Celery's handler of a cold shutdown."""
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - Python's own way
     while frame is not None and frame.f_code is not celerys.on_cold_shutdown.__code__:
         frame = frame.f_back

@@ -1,6 +1,6 @@
-"""A pool of threads that ends: what has not begun is taken back, what runs is waited for, and nobody can end it.
+"""The stop of a pool of threads: tasks that have not begun are taken back, and tasks that run are waited for.
 
-Limits: where a cold shutdown does not wait any longer, the threads run on, and Python ends when they have ended.
+Limits: a thread cannot be ended. When a cold shutdown does not wait any longer, the threads run on, and Python ends after them.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
     from ...runtime import Runtime
 
-#: Seconds that what is about to end has after a cold shutdown: it is recorded, and does not run again.
+#: Seconds that a running task has after a cold shutdown. If it ends in this time, it is recorded and does not run again.
 GRACE = 1.0
-#: What is used of Celery's pool.
+#: The attributes of Celery's pool that are used.
 USED = ("executor",)
 
 
@@ -32,11 +32,11 @@ class PoolThreads:
         self._pool, self._runtime = pool, runtime
 
     def lacks(self) -> list[str]:
-        """What this pool should have and has not, so that its inner workings are others than we know."""
+        """The attributes that this pool lacks; if there are any, its inner workings are not the known ones."""
         return [name for name in USED if not hasattr(self._pool, name)]
 
     def is_known(self) -> bool:
-        """Whether this is a pool whose inner workings we know."""
+        """Whether this pool's inner workings are known."""
         return not self.lacks()
 
     def is_over(self) -> bool:
@@ -44,36 +44,36 @@ class PoolThreads:
         return not self._running()
 
     def turn(self, seconds: float) -> None:
-        """Wait for so long at most."""
-        time.sleep(min(seconds, 0.01))  # a condition of all futures would be made anew each time
+        """Wait for `seconds` at most."""
+        time.sleep(min(seconds, 0.01))  # `concurrent.futures.wait` would build its waiter again each time
 
     def tell(self) -> None:
         """Let nothing more begin."""
         self._pool.executor.shutdown(wait=False, cancel_futures=True)
 
     def cut(self, cancel: Callable[[], None]) -> None:  # noqa: ARG002 - as with processes
-        """Nobody can end a thread: say so."""
+        """Log that a thread cannot be ended."""
         for request in self._running():
             log.warning("worker.terminated", task_id=request.id, why="a cold shutdown, and its pool cannot end a task")
 
     def kill(self) -> None:
-        """Nobody can: what runs still, runs on."""
+        """Do nothing: threads cannot be killed, and run on."""
 
     def pids(self) -> list[int]:
         """There are no children."""
         return []
 
     def not_begun(self) -> list[Any]:
-        """What has not begun is asked by its own future."""
+        """Nothing: `tell` has cancelled the futures of tasks that have not begun."""
         return []
 
     def close(self, celerys_own: Callable[[], None]) -> None:
-        """As Celery, which waits for what runs; where a cold stop must not wait, nothing is done."""
+        """Stop the pool as Celery does, unless a task still runs: Celery would wait for it, and a cold stop must not."""
         if self.is_over():
             celerys_own()
 
     def _running(self) -> list[Any]:
-        """What we hold, and what Celery knows of besides."""
+        """The requests that run: those of held messages, then others that only Celery knows."""
         owned = list(self._runtime.owner.held.values()) if self._runtime.holds_messages else []
         held = [each.request for each in owned if each.request is not None]
         running = [request for request in held if request.is_running()]

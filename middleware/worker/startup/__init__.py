@@ -1,1 +1,1 @@
-"""The start of a worker: what is looked at and refused before its first message."""
+"""The start of a worker: what is checked and refused before its first message."""

@@ -1,7 +1,7 @@
-"""What is looked at before a worker takes its first message, and the one line that says what it will do.
+"""What is checked before a worker takes its first message, and the one line that says what the worker will do.
 
-Refuses, with `ConfigurationError`: policies that contradict themselves, and a dead-letter queue that nobody has made where it may
-not be made by us. Every other broker discards in that case; we do not start.
+Raises `ConfigurationError` for policies that contradict themselves, and for a dead-letter queue that does not exist if redelivery
+may not create it. Brokers discard messages in that case; this worker does not start.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
     from ...runtime import Runtime
 
-#: What a worker's line says of a broker that cannot do it.
+#: The capabilities that a worker's line reports as lacking.
 OF_A_WORKER = frozenset(Capability) - {Capability.REDELIVERY_COUNTS, Capability.LEASES}
-#: What follows from leaving Celery's pool as it is.
+#: The consequence of leaving Celery's pool unchanged.
 WITHOUT = "if a child dies, the task that it has begun may begin twice, and its place may stay empty for some seconds"
 
 
@@ -46,7 +46,7 @@ def check_dead_letter_queues(runtime: Runtime) -> None:
 
 
 def dead_letter_queue_faults(runtime: Runtime) -> Iterator[DeadLetterQueueFault]:
-    """Look for dead-letter queues whose names are taken, or that may not be made on the way; to observe, none is needed."""
+    """Look for dead-letter queues whose names are taken, or that may not be created. `mode="observe"` needs no such queue."""
     if not runtime.enforces:
         return
     for queue in runtime.app.amqp.queues.consume_from:
@@ -61,7 +61,7 @@ def dead_letter_queue_faults(runtime: Runtime) -> Iterator[DeadLetterQueueFault]
 
 
 class DeadLetterQueueFault(NamedTuple):
-    """A dead-letter queue that cannot take the dead letters of a queue; `is_taken`: its name is something else's."""
+    """A dead-letter queue that cannot take the dead letters of a queue; `is_taken`: its name is used for something else."""
 
     queue: str
     dead_letter_queue: str
@@ -74,7 +74,7 @@ class DeadLetterQueueFault(NamedTuple):
 
 
 def targets_of(runtime: Runtime, queue: str, which: Callable[[RedeliveryPolicy], bool] = lambda _: True) -> list[str]:
-    """Where the dead letters and the expired of this queue go, by the policies of all its tasks."""
+    """The queues that get this queue's dead letters and expired messages, by the policies of all tasks."""
     policies = [runtime.policies.policy_for(queue), *(runtime.policies.policy_for(queue, task) for task in runtime.app.tasks)]
     targets = [
         find(queue) for policy in filter(which, policies) for find in (policy.dead_letter_queue_for, policy.expiry_queue_for)
@@ -90,7 +90,7 @@ def warn_of_strategies(runtime: Runtime) -> None:
 
 
 def announce(runtime: Runtime, consumer: Consumer, *, is_ours: bool) -> None:
-    """Say which broker, which guarantees, which policies, and where the dead letters go; `is_ours` is who receives."""
+    """Log the broker, the guarantees, the policies and the dead-letter queues; `is_ours`: redelivery receives, and not kombu."""
     queues = list(runtime.app.amqp.queues.consume_from)
     policies = {queue: runtime.policies.policy_for(queue) for queue in queues}
     letters = {target for queue in queues for target in targets_of(runtime, queue)}

@@ -1,4 +1,4 @@
-"""Settings of Celery's that cannot hold together with ours: what each would break, and what to do.
+"""Settings of Celery that contradict redelivery's: what each would break, and what to do.
 
 Only what breaks a guarantee is refused; `redelivery adopt` reports settings that merely have no effect. No connection is opened.
 """
@@ -24,7 +24,7 @@ CRASH = "with redelivery a crash counts as an attempt, and the message is delive
 ENDED = "redelivery dead-letters and acknowledges a failed message in one step, so Celery must not reject it as well"
 TWICE = "the task would run twice: Celery would publish it again, and redelivery would deliver it again"
 
-#: Setting, the value that cannot be, why, and what to do.
+#: Setting, the value that is refused, why, and what to do.
 REFUSED: tuple[tuple[str, Any, str, str], ...] = (
     ("task_reject_on_worker_lost", False, CRASH, "remove the setting, or set enabled = false for the tasks that need it"),
     ("task_acks_on_failure_or_timeout", False, ENDED, "remove the setting"),
@@ -42,7 +42,7 @@ REFUSED: tuple[tuple[str, Any, str, str], ...] = (
 
 
 class Contradiction(NamedTuple):
-    """What cannot be, why (empty where `what` says it), and what to do."""
+    """What is refused, why (empty if `what` says it), and what to do."""
 
     what: str
     why: str
@@ -58,7 +58,7 @@ def contradictions(runtime: Runtime) -> list[str]:
 
 
 def found_contradictions(runtime: Runtime) -> list[Contradiction]:
-    """The same, in its parts."""
+    """The same contradictions, each in its parts."""
     app = runtime.app
     found = [*_broker(app), *_extras(runtime)]
     if runtime.enforces:
@@ -88,7 +88,7 @@ def _tasks(runtime: Runtime) -> Iterator[Contradiction]:
             continue
         for setting, value, why, fix in REFUSED:
             attribute = setting.removeprefix("task_")
-            if attribute == "reject_on_worker_lost":  # without effect on one task: `adopt` tells
+            if attribute == "reject_on_worker_lost":  # without effect on one task: `adopt` reports it
                 continue
             said = explicit_task_option(task, attribute) if setting.startswith("task_") else UNSET
             if said is not UNSET and said == value:
@@ -106,7 +106,7 @@ ON_RABBITMQ = {
 }
 
 
-#: The same where nothing is known of the broker but that kombu speaks to it.
+#: The same for a broker about which only one thing is known: kombu has a transport for it.
 ELSEWHERE = {
     "redeliveries_per_second": "use longer delays, or a rate_limit on the task",
     "max_length": "bound the queue by the broker's own means, if it has any",
@@ -117,14 +117,14 @@ ELSEWHERE = {
 
 
 def _rows(app: Celery) -> list[Mapping[str, Any]]:
-    """The policy fields that somebody has set, row by row, wherever he has set them."""
+    """The policy fields that are set, row by row: in the settings, and in the options of tasks."""
     runtime = app.redelivery
     rows = [row.fields for row in runtime.settings.rows]
     return [*rows, *(options.fields for name in app.tasks if (options := runtime.policies.options_of(name)) is not None)]
 
 
 def _not_kept(app: Celery, broker: str, instead: Mapping[str, str]) -> Iterator[Contradiction]:
-    """What the policies ask for and this broker cannot keep: refused, rather than left out in silence."""
+    """Refuse what the policies ask for and this broker cannot keep, so that it is not left out in silence."""
     rows = _rows(app)
     for field, remedy in instead.items():
         if any(fields.get(field) for fields in rows):
