@@ -1,1 +1,1 @@
-"""What should follow: the policies of an app, and what they decide. Pure."""
+"""The policies of an app, and what they decide. Nothing here talks to a broker."""

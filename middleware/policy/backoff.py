@@ -1,8 +1,8 @@
-"""The delay before the next attempt: Artemis's formula, with what passes the cap reflected below it.
+"""The delay before the next attempt: Artemis's formula, but a delay above the cap is reflected below it.
 
-After n deliveries `base = min(cap, delay x multiplier^(n-1))`, then `d = base + base x factor x (+1 or -1) x U(0, 1)`; where d
-passes the cap it becomes `2 x cap - d`, so that a fleet at the cap does not come back in one instant (Artemis clips). Jitter is of
-the base, so it never compounds; what overflows is the cap; no delay is negative.
+After n deliveries `base = min(cap, delay x multiplier^(n-1))`, then `d = base + base x factor x (+1 or -1) x U(0, 1)`. If d is
+above the cap, it becomes `2 x cap - d`, so that messages at the cap are not all delivered at the same time (Artemis cuts d to the
+cap). Jitter is computed from the base, so it never compounds. If the power overflows, the base is the cap. No delay is negative.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
     from redelivery.settings import RedeliveryPolicy
 
-#: Beyond this many deliveries the exponent does not grow: larger integers cannot be made floats.
+#: Beyond this many deliveries the exponent does not grow: a float does not represent every larger integer.
 MAX_DELIVERIES = 2**53
 
 
 class Randomness(Protocol):
-    """What the jitter is drawn from: the module `random`, a `random.Random`, or a test's own."""
+    """The source of the jitter: the module `random`, a `random.Random`, or a test's own."""
 
     def choice(self, signs: Sequence[int], /) -> int:
         """One of the signs, -1 or +1."""
@@ -29,7 +29,7 @@ class Randomness(Protocol):
 
 
 def delay(policy: RedeliveryPolicy, deliveries: int, random: Randomness) -> float:
-    """Seconds before the next attempt, after so many deliveries (from 1)."""
+    """Seconds before the next attempt, after `deliveries` deliveries (from 1)."""
     base = _base(policy, deliveries)
     spread = base * policy.redelivery_collision_avoidance_factor
     if not spread:
@@ -38,7 +38,7 @@ def delay(policy: RedeliveryPolicy, deliveries: int, random: Randomness) -> floa
 
 
 def delay_range(policy: RedeliveryPolicy, deliveries: int) -> tuple[float, float]:
-    """The least and the greatest that `delay` can answer."""
+    """The least and the greatest value that `delay` can return."""
     base = _base(policy, deliveries)
     spread = base * policy.redelivery_collision_avoidance_factor
     return max(base - spread, 0.0), min(base + spread, policy.cap)

@@ -1,11 +1,11 @@
 """What follows when an attempt has failed: a pure function of the policy and of what is known about the failure.
 
-The rules, the first that holds:
+The first rule that applies decides:
 
-1. the task raised `DeadLetter`: it dies, `non_retryable`, with the text it gave;
-2. the exception is of a class that the task declares in `throws` or the policy calls non-retryable: `non_retryable`. Two
-   exceptions: this rule does not apply if the task raised `RedeliverAfter`, and `throws` does not apply if it called `retry`;
-3. the policy's `max_delivery_attempts` are used up: `exhausted`, or `worker_lost` or `time_limit` where that ended the last one;
+1. the task raised `DeadLetter`: it dies, `non_retryable`, with the text of the exception;
+2. the exception is of a class that the task declares in `throws` or the policy calls non-retryable: `non_retryable`. This rule does
+   not apply if the task raised `RedeliverAfter`, and `throws` does not apply if the task called `retry`;
+3. the policy's `max_delivery_attempts` are used up: `exhausted`, or `worker_lost` or `time_limit` if that ended the last attempt;
 4. the task's own retry limit is used up: `exhausted`;
 5. the delay would end after `max_age`: `max_age`;
 6. otherwise the message is delivered again, after the delay that was asked for, or the policy's own.
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from .backoff import Randomness
 
-#: 100 years in seconds: beyond it, due times leave the calendar that Celery writes them in.
+#: 100 years in seconds: a much longer delay ends after the last year that Celery can write.
 MAX_DELAY = 100 * 365.25 * 86_400
 
 
@@ -65,13 +65,12 @@ class Failure:
 
     - `attempt`: the deliveries counted so far, this one included, from 1.
     - `age`: seconds since the message was first seen, by the broker's clock.
-    - `exception`: what was raised, where it is known. `cause`: `worker_lost` or `time_limit`, where the worker knows that.
-    - `requested_delay`: seconds that `Task.retry` asked for. `retries_left`: what is left of the task's own limit; 0 stops, None is
-      no limit of its own.
-    - `eligible`: the producer's `redelivery-dead-letter-eligible` header; None where the message has none and the policy's word
-      holds.
+    - `exception`: what was raised, if it is known. `cause`: `worker_lost` or `time_limit`, if the worker has seen one of these.
+    - `requested_delay`: seconds that `Task.retry` asked for. `retries_left`: the retries left of the task's own limit; 0 stops,
+      None is no limit of its own.
+    - `eligible`: the producer's `redelivery-dead-letter-eligible` header; None if the message has none: then the policy decides.
     - `throws`: the classes that the task declares as expected.
-    - `keeps_texts`: whether the record may hold what an exception said.
+    - `keeps_texts`: whether the record may hold an exception's text.
     """
 
     attempt: int
@@ -97,7 +96,7 @@ def decide(policy: RedeliveryPolicy, failure: Failure, random: Randomness) -> De
 
 
 def refused(policy: RedeliveryPolicy, failure: Failure) -> DeadLetter | Discard | None:
-    """The end of a message that must not be delivered again, whatever the limits say (rules 1 and 2); None where it may be."""
+    """The end of a message that must not be delivered again, whatever the limits are (rules 1 and 2); None if it may be."""
     exception = failure.exception
     if exception is None or isinstance(exception, raised.RedeliverAfter):
         return None
@@ -113,9 +112,9 @@ def refused(policy: RedeliveryPolicy, failure: Failure) -> DeadLetter | Discard 
 
 
 def asked_delay(failure: Failure) -> float | None:
-    """The delay that the task itself asked for, by `RedeliverAfter` or `Task.retry`; None where it did not.
+    """The delay that the task itself asked for, by `RedeliverAfter` or `Task.retry`; None if it asked for none.
 
-    `RedeliverAfter` is the nearer word: `autoretry_for` hands whatever it catches to `Task.retry`, with a delay of its own.
+    `RedeliverAfter` has precedence, because `autoretry_for` passes any exception to `Task.retry`, with a delay of its own.
     """
     if isinstance(failure.exception, raised.RedeliverAfter):
         return failure.exception.delay
@@ -123,7 +122,7 @@ def asked_delay(failure: Failure) -> float | None:
 
 
 def limited(policy: RedeliveryPolicy, failure: Failure, delay: float) -> Decision:
-    """Redelivery after `delay` seconds, or the end where a limit stands in the way (rules 3 to 6)."""
+    """Redelivery after `delay` seconds, or the end if a limit is reached (rules 3 to 6)."""
     delay = min(max(delay, 0.0), MAX_DELAY)
     policy = ruled(policy, failure)
     limit, eligible = policy.max_delivery_attempts, failure.eligible
@@ -139,10 +138,10 @@ def limited(policy: RedeliveryPolicy, failure: Failure, delay: float) -> Decisio
 
 
 def ending(policy: RedeliveryPolicy, reason: Reason, detail: str = "", *, eligible: bool | None = None) -> DeadLetter | Discard:
-    """How a message ends for this reason: kept, or discarded. For whatever kills a message, a failed attempt or not.
+    """How a message ends for this reason: kept, or discarded. For every death, also without a failed attempt.
 
-    `eligible` is the producer's header, None where the message has none; what is not eligible is discarded as `not_eligible`, with
-    the reason in its detail.
+    `eligible` is the producer's header, None if the message has none. A message that is not eligible is discarded as
+    `not_eligible`, with the reason in its detail.
     """
     if not (policy.dead_letter_eligible if eligible is None else eligible):
         return Discard(Reason.NOT_ELIGIBLE, f"{reason}: {detail}" if detail else str(reason))
@@ -151,5 +150,5 @@ def ending(policy: RedeliveryPolicy, reason: Reason, detail: str = "", *, eligib
 
 
 def ruled(policy: RedeliveryPolicy, failure: Failure) -> RedeliveryPolicy:
-    """The policy as its rule for this failure's exception changes it."""
+    """The policy, with the changes of its rule for this failure's exception."""
     return policy if failure.exception is None else policy.for_exception(type(failure.exception))

@@ -1,10 +1,11 @@
 """`@redeliver(...)`: a task's own policy, written on the task.
 
-It stands above or below `@app.task` and `@shared_task`, with or without parentheses, and gives back what it was given. It only
-leaves a note, on the function beneath where there is one, so that every app that registers the function finds it; it evaluates none
-of Celery's lazy tasks. The worker reads the note with `options_of`.
+It stands above or below `@app.task` and `@shared_task`, with or without parentheses, and returns the decorated object. It only sets
+an attribute. If the task is made of a function, the function gets it, so that every app that registers the function finds it. None
+of Celery's lazy tasks is evaluated. The worker reads the attribute with `options_of`.
 
-Refuses, with `ConfigurationError`, what `Options` refuses, a second `@redeliver` on the same task, and what is no task.
+Raises `ConfigurationError` for anything that `Options` refuses, for a second `@redeliver` on the same task, and for an object that
+is no task.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ if TYPE_CHECKING:
 
     from .options import Retry, Stop, Wait
 
-#: What is decorated, and given back as it is. A type variable for the whole of it, not a ParamSpec: that would keep the parameters
-#: too, but make a plain callable of a task, without its `delay` (`tests/support/typing_user/` has both).
+#: The type of the decorated object, which is returned unchanged. A ParamSpec would keep the parameters too, but the type checker
+#: would see a plain callable instead of a task, without its `delay` (`tests/support/typing_user/` has both).
 T = TypeVar("T", bound="Callable[..., Any]")
 
-#: The attribute in which the note is left; `functools.wraps` carries it on.
+#: The attribute that is set; `functools.wraps` copies it.
 NOTE = "__redelivery_options__"
-#: Decorators around one function; this only bounds a loop that someone made of them.
+#: Decorators around one function: a bound in case they refer to each other in a loop.
 MAX_WRAPPERS = 32
 NOTHING: Any = object()
 
@@ -57,8 +58,8 @@ def redeliver(
 def redeliver(task: Any = NOTHING, /, **given: Any) -> Any:
     """Give a task a policy of its own: any field of `RedeliveryPolicy`, or tenacity's `wait`, `stop` and `retry`.
 
-    It is stronger than the settings' `queues` and `tasks`, and weaker than `override` and what the task raises. The waiting is done
-    by the broker, and each attempt is a delivery. Raises `ConfigurationError`.
+    It takes precedence over the settings' `queues` and `tasks`; `override` and what the task raises take precedence over it. The
+    message waits in the broker, and each attempt is a delivery. Raises `ConfigurationError`.
     """
     options = Options.of(given)
     if task is not NOTHING:
@@ -73,7 +74,7 @@ def redeliver(task: Any = NOTHING, /, **given: Any) -> Any:
 
 
 def options_of(task: Any) -> Options | None:
-    """What a task's decorator says; None where it has none. `task` may be a Celery task or a plain function."""
+    """The options of a task's decorator; None if it has none. `task` may be a Celery task or a plain function."""
     for place in _places(task):
         found = getattr(place, NOTE, None)
         if isinstance(found, Options):
@@ -110,7 +111,7 @@ def _noted(task: T, options: Options) -> T:
 
 
 def _beneath(task: Any) -> Any:
-    """Where the note belongs: the function that a task was made of, or else the task itself. Evaluates no lazy task."""
+    """The object that gets the attribute: the function that a task was made of, or else the task. Evaluates no lazy task."""
     if issubclass(type(task), Proxy):
         task = _beneath_proxy(task)
     if isinstance(task, Task) and getattr(task, "_decorated", False):

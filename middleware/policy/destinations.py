@@ -1,4 +1,4 @@
-"""Where what dies goes: the dead-letter queue that its policy names, or, where it would go in a circle, one that holds it."""
+"""Where a dead message goes: the dead-letter queue that its policy names, or, to avoid a circle, a queue that parks it."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ if TYPE_CHECKING:
 
     from ..messages.envelope import Envelope
 
-#: What names a dead-letter queue where the policy has neither prefix nor suffix.
+#: The prefix of a dead-letter queue's name if the policy has neither prefix nor suffix.
 DEFAULT_PREFIX = "DLQ."
 
 
 @dataclass(frozen=True, slots=True)
 class RestingPlace:
-    """Where a dead message goes, None where it is not kept; `parked` says that it is held there instead of going round."""
+    """Where a dead message goes, None if it is not kept; `parked`: it is kept there, so that it does not go in a circle."""
 
     target: str | None
     parked: bool = False
 
 
 def resting_place(envelope: Envelope, queue: str, target: str | None, policy: RedeliveryPolicy) -> RestingPlace:
-    """Where what dies in `queue` goes, whose policy names `target`.
+    """Where a message that dies in `queue` goes; `target` is the queue that its policy names.
 
     A message that died in `target` before, with no rejection and no redrive since, would go in a circle for ever: it is parked in
-    the dead-letter queue that is named after the queue where it is now. A letter that its handler failed on is parked where its
-    policy says; it is never discarded for that.
+    the dead-letter queue that is named after its current queue. A dead letter whose handler failed is parked in `target`; it is
+    never discarded because of its handler.
     """
     if not envelope.deaths or (target is None and not envelope.is_letter):
         return RestingPlace(target)
@@ -39,7 +39,7 @@ def resting_place(envelope: Envelope, queue: str, target: str | None, policy: Re
 
 
 def letter_queues(envelope: Envelope, queue: str, policy: RedeliveryPolicy) -> frozenset[str]:
-    """Every queue that the policy sends what dies in `queue` to, for whatever reason it dies."""
+    """Every queue to which the policy may send a message that dies in `queue`, for any reason."""
     named = {policy.dead_letter_queue_for(queue), policy.expiry_queue_for(queue), parking_place(envelope, queue, policy)}
     return frozenset(name for name in named if name is not None)
 
@@ -51,9 +51,9 @@ def named_after(queue: str, policy: RedeliveryPolicy) -> str:
 
 
 def parking_place(envelope: Envelope, queue: str, policy: RedeliveryPolicy) -> str:
-    """The first one named after the queue where it is that the message has not died in; the last death does not change it.
+    """The first dead-letter queue, named after the message's queue or after another such queue, in which it has not died yet.
 
-    Anybody may have written where it has died: a name that no queue can have is none.
+    Any client may have written the list of its deaths. If that leads to a name that no queue can have, the first name is used.
     """
     place = first = named_after(queue, policy)
     while any(each.get("queue") == place for each in envelope.deaths):

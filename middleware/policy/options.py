@@ -1,8 +1,8 @@
-"""What `@redeliver(...)` was given: policy fields, and tenacity's `wait`, `stop` and `retry`.
+"""The arguments of `@redeliver(...)`: policy fields, and tenacity's `wait`, `stop` and `retry`.
 
-`stop` is the task's word on when to end, so it takes the place of the `max_delivery_attempts` and `max_age` of the settings' queues
-and tasks; what stands beside it in the decorator, and `override`, still holds. Where it is made of `stop_after_attempt` the number
-is known and becomes `max_delivery_attempts`, which every part of the worker can judge without asking.
+With `stop` the task itself decides when to end, so it replaces `max_delivery_attempts` and `max_age` of the settings' `queues` and
+`tasks`. These fields in the decorator, and in `override`, still apply. If `stop` is made of `stop_after_attempt`, its number is
+known and becomes `max_delivery_attempts`, so that every part of the worker knows the limit without calling `stop`.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ Retry = Callable[[RetryCallState], bool]
 STRATEGIES = ("wait", "stop", "retry")
 WHERE = "@redeliver"
 
-#: Where tenacity's composed strategies keep what they are composed of.
+#: The attributes in which tenacity's composed strategies keep their parts.
 PARTS = ("retries", "stops", "strategies", "wait_funcs")
 
-#: What `wait` replaces.
+#: The fields that `wait` replaces.
 DELAYS = ("redelivery_delay", "redelivery_delay_multiplier", "max_redelivery_delay", "redelivery_collision_avoidance_factor")
 
-#: What `stop` replaces.
+#: The fields that `stop` replaces.
 LIMITS = ("max_delivery_attempts", "max_age")
 
 #: Tenacity's other arguments, why they are refused, and what to do instead.
@@ -56,10 +56,10 @@ HOOKS: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What one task's decorator says.
+    """The options of one task's decorator.
 
-    `fields` are policy fields in the form in which they are kept, always the same mapping. `implied` names those of them that
-    `stop` implies. `wait`, `stop` and `retry` are asked by `redelivery.middleware.policy.strategies`.
+    `fields` are policy fields with checked values, always the same mapping. `implied` names the fields that `stop` implies.
+    `redelivery.middleware.policy.strategies` calls `wait`, `stop` and `retry`.
     """
 
     fields: Mapping[str, Any]
@@ -70,7 +70,7 @@ class Options:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Self:
-        """Check what the decorator was given. Raises `ConfigurationError`."""
+        """Check the decorator's arguments. Raises `ConfigurationError`."""
         for key in given:
             if key in HOOKS:
                 msg = f"{WHERE}: {key} is not for redelivery: {HOOKS[key]}"
@@ -88,13 +88,13 @@ class Options:
 
     @property
     def has_strategy(self) -> bool:
-        """Whether a strategy of tenacity's must be asked."""
+        """Whether there is a strategy of tenacity to call."""
         return self.wait is not None or self.stop is not None or self.retry is not None
 
     def under(self, sources: Mapping[str, str]) -> Options:
-        """These options where the settings' `override` speaks of the same thing: the strategy gives way to it.
+        """These options without each strategy that replaces a field which the settings' `override` sets: `override` applies.
 
-        `sources` says where each field of the merged policy came from.
+        `sources` names the source of each field of the merged policy.
         """
         overridden = {key for key, origin in sources.items() if origin.startswith("override.")}
         wait = None if overridden.intersection(DELAYS) else self.wait
@@ -117,7 +117,7 @@ def _refuse_unusable(key: str, strategy: Any) -> None:
 
 
 def _is_asynchronous(strategy: Any) -> bool:
-    """Whether a strategy, or one that it is composed of, answers with a coroutine, which a composed one would take for a yes."""
+    """Whether a strategy, or a part of it, returns a coroutine, which a composed strategy would treat as true."""
     called = strategy.func if isinstance(strategy, functools.partial) else strategy
     if inspect.iscoroutinefunction(called) or inspect.iscoroutinefunction(type(called).__call__):
         return True
@@ -137,7 +137,7 @@ def _implied(stop: Stop) -> dict[str, Any]:
 
 
 def _most_attempts(stop: Any) -> int | None:
-    """After how many attempts this stops in any case; None where that cannot be known without asking."""
+    """After how many attempts this stops in any case; None if that is not known without calling it."""
     if type(stop) is stop_after_attempt:
         most = stop.max_attempt_number
         return max(math.ceil(most), 1) if math.isfinite(most) else None

@@ -1,4 +1,4 @@
-"""The policies of one app: what holds for a queue and a task, and what follows from it for a failure."""
+"""The policies of one app: the policy for a queue and a task, and what follows from it for a failure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .decision import Decision, Failure
     from .options import Options
 
-#: Queues and tasks are few; this only bounds what strange names can make a producer remember.
+#: Queues and tasks are few; this bounds a producer's memory if it is given ever new names.
 MAX_BOUNDS = 10_000
 #: The fields of a policy that say how long messages live, or how late they may run.
 TIMES = ("max_time_to_live", "respect_time_to_live", "delivery_delay")
@@ -33,10 +33,10 @@ TIMES = ("max_time_to_live", "respect_time_to_live", "delivery_delay")
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What a publication must keep to.
+    """The limits of a publication.
 
     - `is_dated`: the broker's time of publication is written into the message, because a lifetime counts from it.
-    - `max_length`: the most messages of the queue, None without limit; `refuses`: beyond it publications are refused.
+    - `max_length`: the most messages in the queue, None without limit; `refuses`: publications beyond it are refused.
     """
 
     is_dated: bool
@@ -55,7 +55,7 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """The retry budget that a message takes its slot of (`docs/retry-budget.md`); it expires at `latest_ms` (broker's clock)."""
+    """The retry budget that gives a message its slot (`docs/retry-budget.md`); it expires at `latest_ms` (broker's clock)."""
 
     queue: str
     per_second: float
@@ -63,12 +63,12 @@ class Pace:
 
     @property
     def gap(self) -> str:
-        """How long a slot is, in milliseconds, as the script takes it; a hundred years at most."""
+        """The length of a slot in milliseconds, as a text for the script; a hundred years at most."""
         return repr(1000 * min(1 / self.per_second, MAX_DELAY))
 
 
 class Resolver:
-    """The policies of one app. `given` are its settings, or None for those of `app.conf`; `mode`, where it is one, beats theirs."""
+    """The policies of one app. `given` are its settings, None for those of `app.conf`; `mode`, if given, replaces their mode."""
 
     def __init__(self, app: Celery, given: Mapping[str, Any] | None, mode: str | None) -> None:
         self._app, self._given, self._mode = app, given, mode
@@ -90,16 +90,16 @@ class Resolver:
         return self.settings.mode == "enforce"
 
     def policy_for(self, queue: str, task: str | None = None) -> RedeliveryPolicy:
-        """What holds for this task on this queue."""
+        """The policy for this task on this queue."""
         options = None if task is None else self.options_of(task)
         return self.settings.policy_for(queue, task, decorator=None if options is None else options.fields).policy
 
     def is_enabled(self, task: str, queue: str | None = None) -> bool:
-        """Whether this task obeys the settings at all; Celery's own tasks (`celery.*`) do."""
+        """Whether redelivery is enabled for this task; it is for Celery's own tasks (`celery.*`), too."""
         return self.policy_for("" if queue is None else queue, task).enabled
 
     def options_of(self, task: str) -> Options | None:
-        """What the decorator of this task says; None where it has none, or where there is no such task."""
+        """The options of this task's decorator; None if it has none, or if there is no such task."""
         if task not in self._options:
             if task not in self._app.tasks:
                 return None
@@ -108,13 +108,13 @@ class Resolver:
 
     @functools.cached_property
     def keeps_time(self) -> bool:
-        """Whether any policy says how long messages live or how late they may run; where none does, none is asked on arrival."""
+        """Whether any policy bounds how long messages live or how late they run; if none does, arrivals skip these checks."""
         decorated = (self.options_of(name) for name in self._app.tasks)
         rows = [*(row.fields for row in self.settings.rows), *(each.fields for each in decorated if each is not None)]
         return any(name in row for row in rows for name in TIMES)
 
     def bounds_of(self, queue: str, task: str) -> Bounds | None:
-        """What a publication of this task to this queue must keep to; None where there is nothing. Raises `ConfigurationError`."""
+        """The limits of a publication of this task to this queue; None if there are none. Raises `ConfigurationError`."""
         if not self.enforces:
             return None
         if (queue, task) not in self._bounds:
@@ -124,14 +124,14 @@ class Resolver:
         return self._bounds[queue, task]
 
     def pace_of(self, queue: str, latest_ms: int | None = None) -> Pace | None:
-        """The pace of what is delivered again to this queue; None where it has no budget."""
+        """The pace of redeliveries to this queue; None if it has no retry budget."""
         per_second = self.policy_for(queue).redeliveries_per_second
         return None if per_second is None else Pace(queue, per_second, latest_ms)
 
     def judge(self, queue: str, task: str, policy: RedeliveryPolicy, failure: Failure, **asked: Any) -> Decision | None:
         """What follows from a failure or a result of this task, by its strategies and its policy; None accepts the result.
 
-        A strategy gives way where the settings' `override` for this queue speaks. `asked` is for `decide_with_tenacity`.
+        The settings' `override` for this queue replaces a strategy for the same thing. `asked` is for `decide_with_tenacity`.
         """
         options = self.options_of(task)
         if options is not None and options.has_strategy:

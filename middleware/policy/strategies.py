@@ -1,9 +1,9 @@
-"""Tenacity's strategies, asked across deliveries: `wait`, `stop` and `retry` see the attempts of a message as those of one call.
+"""Tenacity's strategies across deliveries: `wait`, `stop` and `retry` see the attempts of a message like the attempts of one call.
 
-Each gets a true `tenacity.RetryCallState`, in the order in which tenacity asks: is it to be retried, how long to wait, is it to
-stop. What lies beneath stays in force: `DeadLetter`, `throws` and the policy's `non_retryable` before them, the policy's limits
-after them, and a delay that the task asked for itself instead of `wait`. A lost worker and a hard time limit are no exceptions of
-the task's, so `retry` is not asked about them. Limits: a strategy's memory is the process's; the next attempt may be in another.
+Each gets a real `tenacity.RetryCallState`, in tenacity's order: `retry`, then `wait`, then `stop`. The other rules still apply:
+`DeadLetter`, `throws` and the policy's `non_retryable` come before the strategies, the policy's limits after them, and a delay that
+the task itself asked for replaces `wait`. A lost worker and a hard time limit are no exceptions of the task, so `retry` is not
+called for them. Limits: a strategy's state is in one process, and the next attempt may run in another.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from .decision import Decision, Failure
     from .options import Options
 
-#: In place of a result where the attempt did not return.
+#: In place of a result, if the attempt did not return one.
 UNSET: Any = object()
 
 
 class StrategyFailed(RedeliveryError):
-    """A strategy raised, or gave no usable answer; `decision` is what follows by the policy's rule, and None accepts a result."""
+    """A strategy raised, or returned no usable value; `decision` follows from the policy alone, and None accepts a result."""
 
     def __init__(self, strategy: str, error: BaseException, decision: Decision | None) -> None:
         self.strategy = strategy
@@ -59,8 +59,8 @@ def decide_with_tenacity(
 ) -> Decision | None:
     """What follows from a failure, or from a `result`, which only `retry` can refuse; None accepts it.
 
-    `idle_for` is how many seconds the message has waited between its attempts so far. Where no strategy was given this is
-    `decision.decide`. Raises `StrategyFailed`, which carries the decision to follow.
+    `idle_for` is how many seconds the message has waited between its attempts so far. Without a strategy this is
+    `decision.decide`. Raises `StrategyFailed`, whose `decision` must be followed.
     """
     has_result = result is not UNSET
     if has_result and (options is None or options.retry is None):
@@ -76,7 +76,7 @@ def decide_with_tenacity(
 
 
 class _Unanswered(Exception):
-    """A strategy gave no usable answer."""
+    """A strategy returned no usable value."""
 
     def __init__(self, strategy: str) -> None:
         self.strategy = strategy
@@ -85,7 +85,7 @@ class _Unanswered(Exception):
 
 @dataclass(slots=True)
 class _Asking:
-    """One attempt's questions."""
+    """The calls of the strategies for one attempt."""
 
     options: Options
     policy: RedeliveryPolicy
@@ -120,7 +120,7 @@ class _Asking:
         self.state = state
 
     def decide(self, *, has_result: bool) -> Decision | None:
-        """Ask, in tenacity's order."""
+        """Call the strategies in tenacity's order."""
         try:
             if not self._wants_redelivery():
                 return None if has_result else self._end(Reason.NON_RETRYABLE, "retry= does not want it")
@@ -132,7 +132,7 @@ class _Asking:
                 return self._end(reason, f"attempt {self.failure.attempt}, and stop= ends it")
         except _Unanswered as unanswered:
             error = unanswered.__cause__ or unanswered
-            # A result that nobody could judge is a result: the task has done its work.
+            # If `retry` fails on a result, the result is accepted: the task has done its work.
             plain = None if has_result and unanswered.strategy == "retry" else self._plain()
             raise StrategyFailed(unanswered.strategy, error, plain) from error
         return decided
@@ -162,13 +162,13 @@ class _Asking:
             if inspect.isawaitable(answer):
                 _close(answer)
                 msg = "it is asynchronous, and Celery's tasks are not"
-                raise TypeError(msg)  # noqa: TRY301 - told in one way with whatever else goes wrong
+                raise TypeError(msg)  # noqa: TRY301 - reported like every other error of a strategy
             return read(answer)
         except Exception as error:
             raise _Unanswered(name) from error
 
     def _plain(self) -> Decision:
-        """The policy's rule; where only a `stop` that may have failed bounded the attempts, the built-in bound stands in."""
+        """The policy's decision. If only `stop`, which may have failed, bounded the attempts, the default bound is used."""
         policy, implied = self.policy, self.options.implied
         if "max_delivery_attempts" in implied and policy.max_delivery_attempts == UNLIMITED:
             policy = replace(policy, max_delivery_attempts=RedeliveryPolicy().max_delivery_attempts)
@@ -194,7 +194,7 @@ def _seconds(answer: Any) -> float:
 
 
 def _close(answer: Any) -> None:
-    """So that Python does not complain that a coroutine was never awaited."""
+    """Close a coroutine, so that Python does not warn that it was never awaited."""
     close = getattr(answer, "close", None)
     if close is not None:
         close()

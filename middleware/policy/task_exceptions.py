@@ -1,6 +1,7 @@
-"""What a task may raise to say itself what follows: the last word, above every setting.
+"""Exceptions that a task may raise to decide itself what follows; they take precedence over every setting.
 
-They do not inherit from Celery's exceptions, so `autoretry_for`, `throws` and error handling around a task treat them as any other.
+They do not inherit from Celery's exceptions, so `autoretry_for`, `throws` and error handling around a task treat them like any
+other exception.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ if TYPE_CHECKING:
 
 
 class RedeliverAfter(Exception):
-    """Deliver this message again after `delay` (seconds, or a `timedelta`), whatever the policy's own delay is.
+    """Deliver this message again after `delay` (seconds, or a `timedelta`), instead of after the policy's own delay.
 
-    The policy's limits still hold: when they are reached, the message dies. `detail` says why, for the record. Raises
+    The policy's limits still apply: when they are reached, the message dies. `detail` is the reason, for the record. Raises
     `ConfigurationError` for a delay that is no duration.
     """
 
@@ -37,7 +38,7 @@ class RedeliverAfter(Exception):
 
 
 class DeadLetter(Exception):
-    """Give this message up at once: its reason is `non_retryable`, and `detail` says why, for the record."""
+    """End this message at once: its reason is `non_retryable`, and `detail` is the explanation, for the record."""
 
     __module__ = "redelivery"  # result backends store it
 
@@ -47,5 +48,5 @@ class DeadLetter(Exception):
 
 
 def _redeliver_after(cls: type[RedeliverAfter], delay: float, detail: str) -> RedeliverAfter:
-    """What results that earlier versions pickled name."""
+    """The function that results pickled by earlier versions refer to."""
     return cls(delay, detail=detail)

@@ -1,1 +1,1 @@
-"""How a decision is carried out, by what a broker offers (`ports`)."""
+"""How a decision is carried out, with the operations that a broker offers (`ports`)."""

@@ -1,10 +1,11 @@
-"""Death: how every message that dies leaves, into its dead-letter queue or away.
+"""Death: how every message that dies leaves. It goes to its dead-letter queue, or is discarded.
 
-Nothing is discarded because its dead-letter queue is missing. Where that queue may not be made by us, the dead letter waits in its
-origin's delay store, is not run, and is sent again each time it comes back, until the queue is there (`bury_at_last`).
+A message is never discarded because its dead-letter queue is missing. If redelivery may not create that queue, the dead letter
+waits in the delay store of its origin queue. It does not run, and each time it comes back it is sent to the dead-letter queue
+again, until that queue exists (`bury_at_last`).
 
-`bury` is for messages that do not run: unreadable, naming no task, delivered too often. A message without an envelope gets one, its
-bytes kept.
+`bury` is for messages that do not run: they cannot be read, name no task, or were delivered too often. Bytes that cannot be read
+are kept inside a new message.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ MISSING = "auto_create_dead_letter_resources is off: declare the queue; until th
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Death:
-    """How one message dies: of what, where it goes, what its dead letter says of it, and the event.
+    """How one message dies: the reason, where it goes, what its dead letter says, and the event.
 
     `cause` is the reason in the dead letter. It differs from the event's reason in one case: a dead letter that is not eligible
     dies once more, and is kept all the same. `must_exist`: the queue must be there already (`auto_create_dead_letter_resources`).
@@ -79,8 +80,8 @@ class Death:
     ) -> Self:
         """The death that follows from a decision about this message of this queue.
 
-        Where they are not given, `headers` are the message's (in Celery's first protocol the task's are others), `envelope` is read
-        from them, `policy` is that of its task, and `cause` and `detail` are the decision's. `facts` are the event's.
+        Defaults: `headers` are the message's (in Celery's first protocol the task's headers are others), `envelope` is read from
+        the headers, `policy` is the task's, `cause` and `detail` are the decision's. `facts` are further fields of the event.
         """
         said = message["headers"] if headers is None else headers
         policy = runtime.policies.policy_for(queue, str(said.get("task"))) if policy is None else policy
@@ -104,16 +105,16 @@ class Death:
 
     @property
     def target(self) -> str | None:
-        """The dead-letter queue; None where it is not kept."""
+        """The dead-letter queue; None if the message is not kept."""
         return self.place.target
 
     @property
     def recorded(self) -> Event | None:
-        """The event that its transition records; None where a letter only moves, whose death the books know."""
+        """The event that the transition records; None if a dead letter only moves: its death is recorded already."""
         return None if self.target is not None and Envelope.of(self.message["headers"]).is_letter else self.event
 
     def letter(self, *, now_ms: int, seen_ms: int) -> dict[str, Any]:
-        """The dead letter. Only for what is kept."""
+        """The dead letter. Only for a message that is kept."""
         return dead(
             self.message,
             self.queue,
@@ -128,10 +129,10 @@ class Death:
         )
 
     def transition(self, transport: Transport, held: Held, *, now_ms: int, tag: str | None = None) -> Callable[[], Answer]:
-        """The transition that ends the message: into its dead-letter queue, or, where it is not kept, away.
+        """The transition that ends the message: it moves to its dead-letter queue, or is acknowledged if it is not kept.
 
-        `tag` is the held one's, or empty where nothing is held any more. A letter that its handler failed on only moves: the books
-        know of its death already, and its life has one end.
+        `tag` is the held message's, or empty if it is not held any more. A dead letter whose handler failed only moves: the death
+        of its task is recorded already, and a generation has one end.
         """
         under = held.tag if tag is None else tag
         if self.target is None:
@@ -140,7 +141,7 @@ class Death:
         return _delivery(transport, held, letter, self.recorded, target=self.target, tag=under, must_exist=self.must_exist)
 
     def log(self, detail: str | None = None) -> None:
-        """One line of the log for a message that died."""
+        """Log one line for a message that died."""
         event = self.event
         if self.target is None:
             why = self.detail if detail is None else detail
@@ -168,7 +169,7 @@ def _delivery(
     tag: str,
     must_exist: bool,
 ) -> Callable[[], Answer]:
-    """The letter goes to its queue; where that is missing, back to wait for it."""
+    """The transition that moves the dead letter to its queue; if the queue is missing, the letter goes back and waits."""
     if not must_exist:
         raw = sealed(letter)
         return lambda: transport.dead_letter(tag, raw, dead_letter_queue=target, queue=held.queue, event=event)
@@ -191,7 +192,7 @@ def _delivery(
 def bury(runtime: Runtime, held: Held, reason: Reason, failed: Failed, *, told: bool = True) -> None:
     """Move the message to its dead-letter queue.
 
-    Unless its caller has been `told` (by Celery), it is, before the message leaves.
+    `told`: Celery has told the caller of the failure already. Otherwise the caller is told here, before the message leaves.
     """
     try:
         message = opened(held.raw)
@@ -199,7 +200,7 @@ def bury(runtime: Runtime, held: Held, reason: Reason, failed: Failed, *, told: 
         message = wrapped(held.raw)
     headers = message["headers"]
     if not isinstance(headers.get("id"), str):
-        headers["id"] = raw_id(held.raw)  # so that the letter can be found under the id that its event has
+        headers["id"] = raw_id(held.raw)  # the dead letter has the same id as its event
     elif not told and not Envelope.of(headers).is_letter:  # the caller of a letter's task was told when it died
         tell_failure(runtime.app, message, reason, failed.text)
     policy = runtime.policies.policy_for(held.queue, str(headers.get("task")))
@@ -211,10 +212,10 @@ def bury(runtime: Runtime, held: Held, reason: Reason, failed: Failed, *, told: 
 
 
 def bury_at_last(runtime: Runtime, held: Held, envelope: Envelope, task: str) -> None:
-    """Send off a dead message that came back because its queue was missing: its death is recorded once, when it is kept.
+    """Send a dead letter that came back because its queue was missing; its death is recorded once, when the letter is kept.
 
-    The queue is the one of its policy now, and never one that the message names: anybody may have written that. Where nothing is
-    kept any more, it is the one named after its queue.
+    The target is the queue that the policy names now. It is never a queue that the message names, because any client may have
+    written that. If the policy now keeps no dead letters, it is the dead-letter queue that is named after the message's queue.
     """
     policy, letter = runtime.policies.policy_for(held.queue, task), undelivered(opened(held.raw), None)
     death = envelope.deaths[0] if envelope.deaths else {}
@@ -242,9 +243,9 @@ def bury_at_last(runtime: Runtime, held: Held, envelope: Envelope, task: str) ->
 
 
 def carry_out(runtime: Runtime, held: Held, transition: Any, event: Event | None = None) -> None:
-    """Have the outbox move a message that no request of Celery's stands for; done, it is no longer held.
+    """Have the outbox move a message that has no Celery request; afterwards it is no longer held.
 
-    `event` is the one that the transition records, where it counts.
+    `event` is the event that the transition records, for metrics and traces.
     """
     told = runtime.telling(held, event)
 

@@ -26,9 +26,9 @@ NO_CALL: Any = MappingProxyType({})
 class DeliveryFacts(NamedTuple):
     """One delivery, as far as a decision needs it. It never changes, and goes to the pool's child as a plain tuple.
 
-    `age` and `waited` are seconds at `received` (monotonic, which all processes of a machine share): since the message was first
-    seen, and spent on earlier delays. `received_ms` and `expires_ms` are by the broker's clock. With `carries_result`, the result
-    of a success goes to the worker, which stores it.
+    `received` is a time of the monotonic clock, which all processes of a machine share. At that time `age` is the seconds since the
+    message was first seen, and `waited` the seconds of its earlier delays. `received_ms` and `expires_ms` are by the broker's
+    clock. With `carries_result`, the child sends the result of a success to the worker, which stores it.
     """
 
     queue: str
@@ -50,11 +50,11 @@ class DeliveryFacts(NamedTuple):
     def of(cls, held: Held, envelope: Envelope, headers: Mapping[str, Any], *more: Any) -> Self:
         """The facts of a message with these headers; `more` are the fields from `received_ms` on.
 
-        Of a dead letter they are its handler's: its attempts, and the time since the death.
+        For a dead letter they are about its handler: the handler's attempts, and the time since the death.
         """
         begun, attempt, eligible, waited = envelope.first_seen_ms, envelope.attempt, eligible_of(headers), 0.0
         if envelope.is_letter:
-            begun, attempt, eligible = envelope.deaths[0].get("last"), envelope.handled, True  # it was kept already
+            begun, attempt, eligible = envelope.deaths[0].get("last"), envelope.handled, True  # it has been kept already
         elif envelope.attempts:
             waited = sum(each.get("delay") or 0 for each in envelope.attempts) / 1000
         first = begun if isinstance(begun, int) else held.seen_ms
@@ -74,7 +74,7 @@ class Decider(NamedTuple):
     task: str
 
     def policy_of(self, facts: DeliveryFacts) -> RedeliveryPolicy:
-        """What holds for this delivery."""
+        """The policy that applies to this delivery."""
         return self.runtime.policies.policy_for(facts.queue, self.task)
 
     def decide(
@@ -85,13 +85,13 @@ class Decider(NamedTuple):
         call: Mapping[str, Any] = NO_CALL,
         **known: Any,
     ) -> Decision:
-        """What follows from a failure. `call` tells the task's strategies of the failed call; `known` are fields of `Failure`."""
+        """What follows from a failure. `call` is the failed call, for the task's strategies; `known` are fields of `Failure`."""
         decided = self._judge(facts, exception, call, cause=cause, **known)
         assert decided is not None  # noqa: S101 - only a result can be accepted
         return decided
 
     def judge(self, facts: DeliveryFacts, result: Any, call: Mapping[str, Any], **known: Any) -> Decision | None:
-        """What follows from a result, by the task's `retry=`; None where it is accepted."""
+        """What follows from a result, by the task's `retry=`; None if the result is accepted."""
         return self._judge(facts, None, {**call, "result": result}, **known)
 
     def end(self, facts: DeliveryFacts, reason: Reason, detail: str = "") -> decision.DeadLetter | decision.Discard:

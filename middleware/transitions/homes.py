@@ -1,12 +1,12 @@
 """Destinations: the places to which a message may be sent, and the home of a dead letter.
 
-A `Home` is a place that this app uses: named by a person or a handler, or the origin that a letter's header names. Anybody who can
-publish may have written that header, so it is believed only if one of these says the same:
+A `Home` is a place that this app uses: named by a person or a handler, or the origin that a dead letter's header names. Any client
+that can publish may have written that header, so the origin is accepted only if one of these is true:
 
-- the queue is declared by the app (`task_queues`, what a worker consumes), or named in `task_routes`, as the `queue` of a task, or
-  without wildcards in the policies' tables;
-- or the dead-letter queue where the letter lies is named after it, as the policies name dead-letter queues;
-- or a worker of ours, which consumed that queue, used this dead-letter queue last (Redis).
+- the app declares the queue (`task_queues`, the queues that a worker consumes), or names it in `task_routes`, as the `queue` of a
+  task, or without wildcards in the policies' tables;
+- or the dead-letter queue that holds the letter is named after the queue, as the policies name dead-letter queues;
+- or the last worker with redelivery that used this dead-letter queue consumed that queue (Redis).
 
 Exchange and routing key are used only if the app's own declaration of that queue has them. Otherwise the letter goes to the queue
 itself.
@@ -36,14 +36,14 @@ if TYPE_CHECKING:
     from ..messages.envelope import Envelope
     from ..ports import Transport
 
-#: Letters' origins that are remembered; a stranger may have written as many as there are letters.
+#: Origins of dead letters that are remembered: a client may have written a different one into each letter.
 MAX_REMEMBERED = 1000
 NO_ORIGIN = "it names no origin queue"
 
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """Where a letter goes: a queue, and, where the app declares it so, the exchange and routing key that lead there."""
+    """Where a dead letter goes: a queue, and the exchange and routing key that lead there if the app declares them."""
 
     queue: str
     exchange: str = ""
@@ -51,7 +51,7 @@ class Home:
 
     @property
     def address(self) -> tuple[str, str]:
-        """Exchange and routing key; the default exchange where there is no other."""
+        """Exchange and routing key; the default exchange if there is no other."""
         return (self.exchange, self.routing_key) if self.exchange else ("", self.queue)
 
     def __str__(self) -> str:
@@ -59,7 +59,7 @@ class Home:
 
 
 class Homes:
-    """The homes of the letters of one dead-letter queue."""
+    """The homes of the dead letters in one dead-letter queue."""
 
     def __init__(self, transport: Transport, dead_letter_queue: str) -> None:
         self.transport = transport
@@ -69,7 +69,7 @@ class Homes:
         self._known: dict[str, str | None] = {}
 
     def of(self, envelope: Envelope) -> Home:
-        """Where a letter came from. Raises `EnvelopeError`, whose message is the reason why it cannot go back there."""
+        """Where a dead letter came from. Raises `EnvelopeError`, whose text is the reason why it cannot go back there."""
         origin = envelope.origin
         queue = origin.get("queue")
         if not queue:
@@ -80,18 +80,18 @@ class Homes:
         return Home(queue, exchange, key if exchange else "")
 
     def to(self, queue: str) -> Home:
-        """Where a person or a handler wants it. Raises `EnvelopeError`."""
+        """The home that a person or a handler has named. Raises `EnvelopeError`."""
         if (why := objection(self.transport, queue)) is not None:
             msg = f"queue {queue!r} {why}"
             raise EnvelopeError(msg)
         return Home(queue)
 
     def told(self, home: Home) -> str:
-        """What people are told of it: on Redis a message goes to its queue, whatever its exchange is called."""
+        """The home as it is shown to people: on Redis the queue alone, because Redis has no exchanges."""
         return home.queue if Capability.LEASES in self.transport.capabilities else str(home)
 
     def objection_to(self, queue: str) -> str | None:
-        """Why a letter that names this origin is not believed; None where it is."""
+        """Why a dead letter with this origin may not go back there; None if it may."""
         if queue not in self._known:
             if len(self._known) >= MAX_REMEMBERED:
                 self._known.clear()
@@ -108,7 +108,7 @@ class Homes:
         return None if why is None else f"its origin {why}"
 
     def _is_named_after(self, queue: str) -> bool:
-        """Whether the dead-letter queue has its name from this queue, at first or at second hand."""
+        """Whether the dead-letter queue is named after this queue, or after a dead-letter queue of this queue."""
         name = queue
         for _ in range(MAX_DEATHS):
             if queue not in self.dead_letter_queue or len(name) >= len(self.dead_letter_queue):
@@ -129,13 +129,13 @@ class Homes:
 
 
 def objection(transport: Transport, queue: str) -> str | None:
-    """Why nothing may be sent to a queue of this name; None where it may."""
+    """Why no message may be sent to a queue of this name; None if it may."""
     why = names.objection(queue)
     return transport.registry.objection_to(queue) if why is None and transport.registry is not None else why
 
 
 def required(transport: Transport, queue: str) -> str:
-    """The name again. Raises `InputError` where nothing may be sent there."""
+    """The same name. Raises `InputError` if no message may be sent there."""
     if (why := objection(transport, queue)) is not None:
         msg = f"{queue!r} {why}: name a queue of the app"
         raise InputError(msg)
@@ -154,7 +154,7 @@ def named_by(app: Celery) -> Iterator[str]:
 
 
 def _routed(routes: Any) -> Iterator[str]:
-    """The queues in `task_routes`, where it says them; what a function of the app would answer is not asked."""
+    """The queues that `task_routes` names; a router that is a function is not called."""
     if isinstance(routes, (list, tuple)):
         for each in routes:
             if isinstance(each, (list, tuple)) and each and not isinstance(each[0], (list, tuple, dict)):
@@ -174,7 +174,7 @@ def _queue_of(route: Any) -> Iterator[str]:
 
 
 def address_of(app: Celery | None, queue: str, exchange: str, routing_key: str) -> tuple[str, str]:
-    """Exchange and routing key that a message of this queue claims to have come by; the queue's own where the app knows of none."""
+    """Exchange and routing key that a message of this queue names, if the app declares them; otherwise the queue's own."""
     queues: Mapping[str, Any] = {} if app is None else app.amqp.queues
     if exchange and queue in queues and names.objection(routing_key or "-") is None:
         declared = queues[queue]

@@ -1,7 +1,7 @@
 """A dead letter, as its handler sees it, and what the handler may decide about it.
 
-`worker.letter_handler` carries the decision out. A letter is never unpickled: a body that is not JSON has no `args`. A redrive that
-cannot be carried out is refused while the handler can still catch that.
+`worker.deliveries.letter_handler` carries the decision out. A letter is never unpickled: a body that is not JSON has no `args`. A
+redrive that cannot be carried out raises inside the handler, which can catch it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LetterDecision:
-    """What is to become of a letter. Made by the methods of `Letter`; `detail` is for the log."""
+    """A decision about a dead letter, made by the methods of `Letter`; `detail` is for the log."""
 
     kind: Literal["redrive", "archive", "discard", "park"]
     detail: str = ""
@@ -46,7 +46,7 @@ class Letter:
 
     @classmethod
     def of(cls, raw: bytes, homes: Homes | None = None) -> Letter:
-        """Read it. Raises `EnvelopeError` where it is no message. `homes` says where it may go back to."""
+        """Read a dead letter. Raises `EnvelopeError` if the bytes are no message. `homes` decides where it may go back to."""
         message = opened(raw)
         return cls(raw, message, Envelope.of(message["headers"]), homes)
 
@@ -58,7 +58,7 @@ class Letter:
 
     @property
     def task(self) -> str:
-        """The task's name; empty where the letter is no task."""
+        """The task's name; empty if the letter names no task."""
         return str(self.message["headers"].get("task") or "")
 
     @property
@@ -74,22 +74,22 @@ class Letter:
 
     @property
     def args(self) -> list[Any] | None:
-        """The positional arguments; None where the body is not JSON."""
+        """The positional arguments; None if the body is not JSON."""
         return None if self._body is None else list(self._body[0])
 
     @property
     def kwargs(self) -> dict[str, Any] | None:
-        """The keyword arguments; None where the body is not JSON."""
+        """The keyword arguments; None if the body is not JSON."""
         return None if self._body is None else dict(self._body[1])
 
     @property
     def reason(self) -> str:
-        """Why it died last."""
+        """The reason of its last death."""
         return str(self.envelope.deaths[0].get("reason") or "") if self.envelope.deaths else ""
 
     @property
     def queue(self) -> str:
-        """The queue that it says it came from; it goes back there where that is a queue of the app."""
+        """The origin queue that it names; a redrive goes back there if it is a queue of the app."""
         return str(self.envelope.origin.get("queue") or "")
 
     @property
@@ -99,17 +99,17 @@ class Letter:
 
     @property
     def first_death(self) -> Mapping[str, Any] | None:
-        """Queue, reason and time of the first one."""
+        """Queue, reason and time of the first death."""
         return self.envelope.first_death
 
     @property
     def failure(self) -> Mapping[str, Any]:
-        """What it died of: type, message, traceback, fingerprint."""
+        """The failure that it died of: type, message, traceback, fingerprint."""
         return self.envelope.failure or {}
 
     @property
     def generation(self) -> int:
-        """How often it was sent back before."""
+        """How often it was redriven before."""
         return self.envelope.generation
 
     @property
@@ -132,10 +132,10 @@ class Letter:
         task: str | None = None,
         queue: str | None = None,
     ) -> LetterDecision:
-        """Back to its origin, or to `queue`, for another life; with other arguments or another task where they are given.
+        """Send it back to its origin, or to `queue`, in a new generation; with other arguments or another task if they are given.
 
-        Raises `RedriveError` where it cannot go back, or its arguments cannot be edited. Its origin must be a queue of the app, and
-        `queue` no name that this project, kombu or Celery uses itself.
+        Raises `RedriveError` if it cannot go back, or its arguments cannot be edited. Its origin must be a queue of the app, and
+        `queue` must not be a name that redelivery, kombu or Celery uses itself.
         """
         try:
             if self._homes is not None:
@@ -147,13 +147,13 @@ class Letter:
         return LetterDecision(kind="redrive", args=given[0], kwargs=given[1], task=task, queue=queue)
 
     def archive(self, why: str = "") -> LetterDecision:
-        """Into the archive (`dead_letter_archive`), and out of the queue: recorded as `purged`."""
+        """Write it to the archive (`dead_letter_archive`) and remove it from the queue: recorded as `purged`."""
         return LetterDecision(kind="archive", detail=why)
 
     def discard(self, why: str = "") -> LetterDecision:
-        """Away: recorded as `discarded`."""
+        """Remove it from the queue without keeping it: recorded as `discarded`."""
         return LetterDecision(kind="discard", detail=why)
 
     def park(self, why: str = "") -> LetterDecision:
-        """Into the dead-letter queue of this dead-letter queue: held, and not delivered again."""
+        """Move it to the dead-letter queue of this dead-letter queue: it is kept there, and not delivered to the handler again."""
         return LetterDecision(kind="park", detail=why)

@@ -1,7 +1,7 @@
-"""Telling of an end that no attempt could report: its worker died, or the message was stopped before it ran.
+"""Report an end that no attempt could report: its worker died, or the message was stopped before it ran.
 
-The result is stored (`AsyncResult.get` ends), the task's chord and chain fail, its error callbacks and hooks are called and signals
-are sent, as for an attempt that failed. A message that cannot be read is told of as far as it can be.
+The result is stored (`AsyncResult.get` returns), the task's chord and chain fail, its error callbacks and hooks are called and
+signals are sent, as for an attempt that failed. If the body cannot be read, this is done without arguments and callbacks.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from celery import signals
-from celery.app import trace  # where Celery 5.6 has `get_actual_ignore_result`, too
+from celery.app import trace  # `get_actual_ignore_result` is in this module in Celery 5.6, too
 from celery.app.task import Context
 from celery.exceptions import InvalidTaskError, MaxRetriesExceededError, Retry, TimeLimitExceeded, WorkerLostError
 from celery.states import FAILURE
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
     from celery import Celery
 
-#: Where Celery reports a lost child.
+#: The logger on which Celery reports a lost child.
 logger = get_logger("celery.worker.request")
 
-#: What the caller gets for a death of this reason: classes that every Celery knows.
+#: The exception that the caller gets for a death of this reason: classes that every Celery has.
 EXCEPTIONS: dict[Reason, type[Exception]] = {
     Reason.WORKER_LOST: WorkerLostError,
     Reason.EXHAUSTED: MaxRetriesExceededError,
@@ -42,7 +42,7 @@ EXCEPTIONS: dict[Reason, type[Exception]] = {
 
 
 def stores_errors(task: Any, request: Any) -> bool:
-    """Whether this run's failure is stored where there is a result backend. The first of Celery 5.6 ask the task alone."""
+    """Whether a result backend stores this run's failure. In the first releases of Celery 5.6 the task alone decides."""
     asked = getattr(trace, "get_actual_ignore_result", None)
     ignores = task.ignore_result if asked is None else asked(task, request)
     return bool(task.store_errors_even_if_ignored or not ignores)
@@ -57,7 +57,7 @@ def _reply_address(properties: Mapping[str, Any]) -> dict[str, Any]:
 class Caller:
     """All who wait for one task: its result, its chord and chain, its error callbacks, its hooks and Celery's signals.
 
-    A result that cannot be stored, and a hook that fails, are logged: they do not hold the message.
+    If a result cannot be stored, or a hook fails, this is logged, and the message leaves all the same.
     """
 
     task: Any
@@ -67,7 +67,7 @@ class Caller:
 
     @classmethod
     def of(cls, request: Any) -> Self:
-        """Of a request of Celery's."""
+        """The caller of a Celery request's task."""
         return cls(request.task, request.id, request._context, request.store_errors)  # noqa: SLF001 - Celery's own
 
     def failed(self, exc: BaseException, einfo: Any = None) -> None:
@@ -75,7 +75,7 @@ class Caller:
         with self._telling("mark_as_failure"):
             task, args, kwargs = self.task, self.context.args, self.context.kwargs
             task.backend.mark_as_failure(self.task_id, exc, request=self.context, store_result=self.stores)
-            if isinstance(exc, TimeLimitExceeded):  # Celery tells the task of this death in its worker, and of no other
+            if isinstance(exc, TimeLimitExceeded):  # the only death for which Celery's worker calls the task's hooks
                 task.on_failure(exc, self.task_id, args, kwargs, einfo)
                 task.after_return(FAILURE, exc, self.task_id, args, kwargs, None)
             said = {"task_id": self.task_id, "exception": exc, "args": args, "kwargs": kwargs}
@@ -98,18 +98,18 @@ class Caller:
 
     @contextmanager
     def _telling(self, hook: str) -> Iterator[None]:
-        """Within this, the task finds its request."""
+        """Push the request, so that the task's hooks find it, and log what they raise."""
         self.task.request_stack.push(self.context)
         try:
             yield
-        except Exception:  # noqa: BLE001 - the task's own code, its backend, any receiver of the signal
+        except Exception:  # noqa: BLE001 - the task's own code, its backend, or any receiver of the signal
             log.exception("hook.failed", task_id=self.task_id, hook=hook)
         finally:
             self.task.request_stack.pop()
 
 
 def tell_failure(app: Celery, message: dict[str, Any], reason: Reason, text: str) -> None:
-    """Tell all who wait for this task that it has died of this reason; `text` says more. Nothing for what names no task."""
+    """Report to all who wait for this task that it died for `reason`; `text` has details. Does nothing if it names no task."""
     headers = message["headers"]
     task_id, task = headers.get("id"), app.tasks.get(str(headers.get("task")))
     if isinstance(task_id, str) and task is not None and reason in EXCEPTIONS:
@@ -120,14 +120,15 @@ def tell_failure(app: Celery, message: dict[str, Any], reason: Reason, text: str
 
 
 def log_loss(exc: BaseException) -> None:
-    """Celery's line for a task whose process died, with the exception: trackers of errors read it."""
+    """Log Celery's line for a task whose process died, with the exception: error trackers read it."""
     logger.error("Task handler raised error: %r", exc, exc_info=exc)
 
 
 def store_end(app: Celery, message: Mapping[str, Any], end: Exception | str, **context: Any) -> None:
-    """Store for the caller how a task ended that did not run: revoked, and why, or by an exception. It calls no error callbacks.
+    """Store for the caller the end of a task that did not run. No error callbacks are called.
 
-    `context` are further fields of the request that the backend sees.
+    `end`: the task was revoked for this reason (a text), or failed with this exception. `context` are further fields of the request
+    that the backend sees.
     """
     headers = message["headers"]
     task_id, keeps = headers["id"], not headers.get("ignore_result")
@@ -138,12 +139,12 @@ def store_end(app: Celery, message: Mapping[str, Any], end: Exception | str, **c
             app.backend.mark_as_revoked(task_id, end, request=request, store_result=keeps)
         else:
             app.backend.mark_as_failure(task_id, end, request=request, store_result=keeps, call_errbacks=False)
-    except Exception:  # noqa: BLE001 - the backend is anybody's; the message has gone
+    except Exception:  # noqa: BLE001 - any backend may be in use; the message has left
         log.exception("result.not_stored", task_id=task_id)
 
 
 def _context(app: Celery, message: dict[str, Any]) -> Context:
-    """The request as the task would have seen it; without arguments and callbacks where the body cannot be read."""
+    """The request as the task would have seen it; without arguments and callbacks if the body cannot be read."""
     headers, properties = message["headers"], message["properties"]
     known = {**_reply_address(properties), "is_eager": False, "called_directly": False}
     body = message.get("body")
@@ -158,5 +159,5 @@ def _context(app: Celery, message: dict[str, Any]) -> Context:
             accept=prepare_accept_content(app.conf.accept_content),
         ).decode()
         return Context(headers, args=args, kwargs=kwargs, **known, **(embed or {}))
-    except Exception:  # noqa: BLE001 - the message is anybody's
+    except Exception:  # noqa: BLE001 - any client's message
         return Context(headers, args=[], kwargs={}, **known)

@@ -1,15 +1,16 @@
 """The outbox: transitions that the broker has not carried out yet.
 
-A transition is tried at once. One that fails is dealt with by its cause:
+A transition is tried at once. If it fails, what follows depends on the cause:
 
 - The broker cannot carry it out now (it does not answer, loads, fails over, is read-only or full). The transition waits *in line*,
-  and a native thread tries it again until there is an answer, so that a task which succeeded while the broker was away is not run
+  and a native thread tries it again until there is an answer. So a task that succeeded while the broker was away does not run
   twice. Every later transition waits behind it: their order stays.
 - The broker refuses it (a key of another type, a command that the user may not use), or it has a bug. It is *quarantined*, with an
-  error line, and tried again at growing intervals until somebody has repaired the cause. It blocks nothing: the message's prefetch
-  slot is given back, except for quarantined transitions beyond the first thousand.
+  error line, and tried again at growing intervals until the cause is repaired. It blocks nothing: the message's prefetch slot is
+  given back, except for quarantined transitions beyond the first thousand.
 
-If an event loop can read the answer later, the caller does not wait for it (`pipeline`). A failure there is dealt with as above.
+If an event loop can read the answer later, the caller does not wait for it (`pipeline`). A failure there is handled in the same
+way.
 
 If the process dies, the waiting transitions are gone. Their messages are still held on the broker, and are delivered again.
 """
@@ -82,7 +83,7 @@ class Outbox:
         return waiting if self.under_way is None else waiting | self.under_way.tags()
 
     def ask(self, tag: str, transition: Callable[[Moves], Answer], then: Then, transport: Moves) -> None:
-        """As `carry_out`, of a transition that is told the transport; nobody waits for its answer, where that can be."""
+        """As `carry_out`, for a transition that takes the transport as argument; if possible, its answer is not waited for."""
         under_way = self.under_way
         if under_way is None or self._line or not under_way.is_here():
             self.carry_out(tag, partial(transition, transport), then)
@@ -90,7 +91,7 @@ class Outbox:
             under_way.begin(tag, transition, then)
 
     def carry_out(self, tag: str, transition: Transition, then: Then) -> None:
-        """Try the transition now; with others in line it is put behind them. `then` gets the answer, here or later."""
+        """Try the transition now; if others wait in line, put it behind them. `then` gets the answer, now or later."""
         if not self._line:
             try:
                 answer = transition()
@@ -107,17 +108,17 @@ class Outbox:
             self._ensure_thread()
 
     def settle(self) -> None:
-        """Wait for what is under way: from here on every answer is waited for."""
+        """Wait for the transitions whose answers are still to come. From here on every call waits for its answer."""
         under_way, self.under_way = self.under_way, None
         if under_way is not None:
             under_way.settle()
 
     def drain(self, seconds: float) -> bool:
-        """Wait until nothing is in line any more, at most this long; False where something still is."""
+        """Wait until the line is empty, at most `seconds`; False if a transition still waits in it."""
         self.settle()
         deadline = time.monotonic() + seconds
         while self._line and time.monotonic() < deadline:
-            time.sleep(0.02)  # at the end of a worker's life, when nothing else is left to do
+            time.sleep(0.02)  # the worker stops, and has nothing else to do
         return not self._line
 
     def _ensure_thread(self) -> None:
@@ -150,7 +151,7 @@ class Outbox:
             self._news.wait(self._step())
 
     def _step(self) -> float:
-        """Try what is to be tried; the seconds until there is something to try again."""
+        """Try the transitions that are due; return the seconds until the next one is due."""
         while self._line and self._ask_at <= time.monotonic():
             self._try_head()
         with self._lock:
@@ -180,7 +181,7 @@ class Outbox:
         self._wait, self._failures, self._ask_at = FIRST_WAIT, 0, 0.0
 
     def _try_quarantined(self, due: list[Quarantined]) -> None:
-        """Try each of them once; one error line for all, because they mostly fail for one cause."""
+        """Try each of these once; log one error line for all, because they mostly fail for one cause."""
         is_told = False
         for each in due:
             try:

@@ -1,9 +1,9 @@
 """Recovery: what becomes of a message that a dead worker held.
 
-Where its start was recorded, the crash counts against it, and its policy decides with reason `worker_lost`. Where it was not,
-nothing is counted, for nobody can tell whether it ran: it goes back to where it was taken from, as a suspect, and from now on its
-starts are recorded. Either way the books learn that it may have run twice. A message that was acknowledged before it ran
-(`acks_late=False`) has died, and is not run again.
+If its start was recorded, the crash counts as an attempt, and its policy decides with reason `worker_lost`. If not, it is not known
+whether it ran, and nothing is counted: it goes back to its queue as a suspect, and from now on its starts are recorded. In both
+cases an event records that it may have run twice. A message that was acknowledged before it ran (`acks_late=False`) has died, and
+does not run again.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ if TYPE_CHECKING:
     from ..ports import Held
     from ..runtime import Runtime
 
-#: How long publishing a copy and acknowledging the original may be apart (milliseconds).
+#: The longest time between publishing a copy and acknowledging the original (milliseconds).
 MAX_GAP_MS = 1000
-#: A time that a start is recorded as, in milliseconds; other brokers record a start by its name.
+#: A recorded start that is a time in milliseconds; other brokers record only that there was a start.
 TIME = re.compile(r"[0-9]{1,15}")
 LOST = Failed(type="celery.exceptions.WorkerLostError", message="the worker that held the message died", fingerprint="worker-lost")
 
 
 def recover(runtime: Runtime, held: Held, *, started: str | None, worker: str, now_ms: int, is_suspect: bool = True) -> Answer:
-    """Give one message of a dead worker a future; `started` says how its start was recorded (`Transport.recorded_start`).
+    """Move one message of a dead worker on; `started` is the record of its start (`Transport.recorded_start`), None without one.
 
-    `is_suspect`: its starts are recorded from now on, for a worker may have died of it.
-    A repeat is harmless: what has left already answers `ALREADY` or `REFUSED`.
+    `is_suspect`: its starts are recorded from now on, because a worker may have died of it.
+    A second call is harmless: for a message that has left already the answer is `ALREADY` or `REFUSED`.
     """
     transport = runtime.transport
     try:
@@ -51,9 +51,9 @@ def recover(runtime: Runtime, held: Held, *, started: str | None, worker: str, n
     except EnvelopeError:
         return Answer.DONE if transport.release([held]) else Answer.ALREADY
     if Envelope.of(message["headers"]).is_letter:
-        held = replace(held, list_name=transport.keys.list_name(held.queue))  # letters lie in one list, whatever their priority
+        held = replace(held, list_name=transport.keys.list_name(held.queue))  # dead letters of all priorities are in one list
     elif ANNOUNCED not in message["headers"] and HEADER not in message["headers"]:
-        # The dead worker may not have come to record its arrival, and from here on it does not look like a first one.
+        # The dead worker may have died before it recorded the arrival, and from here on the message looks like a later delivery.
         arrived = about(message["headers"], held.queue, held.raw, Outcome.RECEIVED, reason="unannounced", worker=worker)
         _move(runtime.telling(None, arrived), lambda: transport.acknowledge("", arrived))
     case = _Case(runtime, replace(held, seen_ms=now_ms), message, worker)
@@ -63,13 +63,13 @@ def recover(runtime: Runtime, held: Held, *, started: str | None, worker: str, n
 
 
 def handed_over_again(headers: dict[str, Any], held: Held, worker: str = "", *, delay_ms: int = 0, **facts: Any) -> Event:
-    """The event of a message that a dead worker held, and that goes on."""
+    """The event of a message that a dead worker held, and that is delivered again."""
     said: dict[str, Any] = {"reason": Reason.WORKER_LOST, "worker": worker, "exception": LOST.type, "fingerprint": LOST.fingerprint}
     return about(headers, held.queue, held.raw, Outcome.REDELIVERY_SCHEDULED, delay_ms=delay_ms, **said, **facts)
 
 
 def _move(told: Callable[[Answer], None] | None, transition: Callable[[], Answer]) -> Answer:
-    """The answer to a transition. Who listens is told of it, too, but not of what another one has carried out."""
+    """Carry a transition out. `told` gets the answer only if this call has moved the message, and not another recoverer."""
     answer = transition()
     if told is not None and answer is Answer.DONE:
         told(answer)
@@ -78,7 +78,7 @@ def _move(told: Callable[[Answer], None] | None, transition: Callable[[], Answer
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """One message of a dead worker, seen now."""
+    """One message of a dead worker; its `seen_ms` is now."""
 
     runtime: Runtime
     held: Held
@@ -86,7 +86,7 @@ class _Case:
     worker: str
 
     def release(self, *, is_suspect: bool) -> Answer:
-        """Nobody can tell whether it had begun: it goes back uncounted."""
+        """It is not known whether the message had begun: it goes back uncounted."""
         # Without atomic moves the copy must not run, and kill its worker, before the original is acknowledged.
         delay_ms = 0 if Capability.ATOMIC_MOVES in self.runtime.transport.capabilities else MAX_GAP_MS
         event = self._going_on(delay_ms)
@@ -96,7 +96,7 @@ class _Case:
         return self._defer(again, event, told, delay_ms=delay_ms, first=True)
 
     def decide(self, started: str) -> Answer:
-        """It had begun: the crash counts, and its policy decides; what was acknowledged before it ran has died."""
+        """The message had begun: the crash counts, and its policy decides. If it was acknowledged before it ran, it has died."""
         headers, held = self.message["headers"], self.held
         envelope, decider = Envelope.of(headers), Decider(self.runtime, str(headers.get("task")))
         facts = DeliveryFacts.of(held, envelope, headers)
@@ -114,7 +114,7 @@ class _Case:
         return self._defer(again, event, told, delay_ms=delay_ms, pace=self.runtime.policies.pace_of(held.queue))
 
     def _going_on(self, delay_ms: int, **facts: Any) -> Event | None:
-        """The event of what is delivered again; a letter's life has ended, and what its handler does is no step of it."""
+        """The event of a message that is delivered again; None for a dead letter: a handler's run is not recorded for its task."""
         headers = self.message["headers"]
         event = handed_over_again(headers, self.held, self.worker, delay_ms=delay_ms, **facts)
         return None if Envelope.of(headers).is_letter else event
@@ -131,7 +131,7 @@ class _Case:
         told = runtime.telling(held, death.recorded)
         death = replace(death, attempt=self._attempt())
         answer = _move(told, death.transition(runtime.transport, held, now_ms=held.seen_ms))
-        if answer is Answer.DONE and not Envelope.of(message["headers"]).is_letter:  # another recoverer does not tell it again
+        if answer is Answer.DONE and not Envelope.of(message["headers"]).is_letter:  # another recoverer reports its own move
             tell_failure(runtime.app, message, Reason.WORKER_LOST, LOST.message)
         if answer is Answer.DONE:
             death.log()
@@ -139,7 +139,7 @@ class _Case:
 
     @property
     def _trace(self) -> str:
-        """The span that the next delivery links to: of this one, where this worker held it, or of the move that ends it."""
+        """The span that the next delivery links to: this delivery's if this worker held it, otherwise the span of this move."""
         return self.held.trace or self.held.move_trace
 
     def _attempt(self, delay_ms: int | None = None) -> Attempt:

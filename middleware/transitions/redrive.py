@@ -1,6 +1,6 @@
-"""The redrive: a dead letter goes back to where it came from, or where somebody wants it, and its task lives once more.
+"""The redrive: a dead letter goes back to its origin queue, or to a queue that is named, and its task runs in a new generation.
 
-Its history goes with it. It is no member of its chord any more, which has counted its failure already.
+It keeps its history. It is no longer a member of its chord, because the chord has counted its failure already.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Redriven(NamedTuple):
-    """A dead letter on its way back: where to, its bytes and priority as it lives again, the event, and whether it left a chord."""
+    """A dead letter that goes back: its home, its new bytes and priority, the event, and whether it left a chord."""
 
     home: Home
     raw: bytes
@@ -31,7 +31,7 @@ class Redriven(NamedTuple):
     left_chord: bool
 
 
-def redrive(  # noqa: PLR0917 - a letter, and where it lies
+def redrive(  # noqa: PLR0917 - a dead letter, and where it is
     letter: dict[str, Any],
     raw: bytes,
     lies_in: str,
@@ -44,10 +44,11 @@ def redrive(  # noqa: PLR0917 - a letter, and where it lies
     task: str | None = None,
     **facts: Any,
 ) -> Redriven:
-    """This letter, whose bytes lie in a dead-letter queue, as it goes to its origin, or to the queue `to`.
+    """The message that a dead letter in the queue `lies_in` becomes when it goes to its origin, or to the queue `to`.
 
-    Without `homes` nobody wants it back: a worker merely consumes that queue, and it lives on in it. `args`, `kwargs` and `task`
-    replace its own; `facts` are the event's. Raises `EnvelopeError`, whose message is the reason why it cannot go back.
+    Without `homes` it stays in the same queue: a worker consumes the dead-letter queue and runs its tasks. `args`, `kwargs` and
+    `task` replace the letter's own; `facts` are the event's. Raises `EnvelopeError`, whose text is the reason why it cannot go
+    back.
     """
     known = Envelope.of(letter["headers"]) if envelope is None else envelope
     message, left_chord = without_chord(letter)
