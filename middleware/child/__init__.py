@@ -1,1 +1,1 @@
-"""One attempt of a task, in the pool's child: it runs, and what follows is decided."""
+"""One attempt of a task, in the pool's child: the task runs, and the attempt decides what follows."""

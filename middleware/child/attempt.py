@@ -1,7 +1,8 @@
-"""One attempt of a task, in the pool's child: it decides, and its decision travels to the main process on an exception.
+"""One attempt of a task, in the pool's child: it decides, and sends its decision to the main process on an exception.
 
-To be delivered again, that is a `Redelivering`; to die, what the task raised, with the decision (`Decided`) as an attribute. An
-exception that cannot carry it (it has slots, or cannot be pickled) makes the worker decide again.
+If the message must be delivered again, the exception is a `Redelivering`. If it must die, it is the task's own exception, with the
+decision (`Decided`) as an attribute. If that exception cannot carry it (it has slots, or cannot be pickled), the worker decides
+again.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ if TYPE_CHECKING:
     from ..ports import TaskResult
     from ..runtime import Runtime
 
-#: Where a request carries its `DeliveryFacts`; in the pool's child, its `Attempt`.
+#: The key under which a request carries its `DeliveryFacts`; in the pool's child, its `Attempt`.
 DELIVERY = "redelivery_delivery"
-#: Where it carries the contexts of its delivery's span, of its publication's, and of the attempt's before, where they are told of.
+#: The key of the contexts of three spans, if tracing is on: of its delivery, of its publication, and of the attempt before.
 TRACE = "redelivery_trace"
 #: The attribute of an exception that carries the decision it led to.
 DECIDED = "__redelivery__"
@@ -42,18 +43,18 @@ _KINDS = {kind.__name__: kind for kind in (decision.DeadLetter, decision.Discard
 
 
 class Redelivering(Retry):
-    """Says that this attempt failed, and that its message is to be delivered again after `delay_ms`."""
+    """Reports that this attempt failed, and that its message must be delivered again after `delay_ms`."""
 
     def __init__(self, message: str | None = None, exc: BaseException | None = None, when: Any = None, **facts: Any) -> None:
         super().__init__(message, exc, when)
-        self.args = (message, exc, when)  # in Celery's the exception is one of its own arguments, and so never goes away by itself
+        self.args = (message, exc, when)  # Celery's `Retry` has itself in its `args`: only the garbage collector would free it
         self.delay_ms: int = facts.get("delay_ms", 0)
         self.failed: Failed | None = facts.get("failed")
         #: Whether it is reported without its traceback (`redelivery.middleware.child.report`).
         self.is_unheard: bool = facts.get("is_unheard", False)
 
     def humanize(self) -> str:
-        """When, as Celery writes it: from a second upwards in whole seconds, which is what celery-progress reads."""
+        """The delay in Celery's form: from a second upwards in whole seconds, which celery-progress reads."""
         if not isinstance(self.when, (int, float)):
             return str(super().humanize())
         return f"in {math.ceil(self.when)}s" if self.when >= 1 else f"in {self.when:.3g}s"
@@ -75,9 +76,9 @@ def _unheard(delay_ms: int, said: tuple[str, str, str] | None) -> Redelivering:
 
 
 class Decided(NamedTuple):
-    """What an attempt decided about its message, and what it died of.
+    """What an attempt decided about its message, and the failure.
 
-    It travels on the exception as plain values, because a result backend may pickle that exception for readers without redelivery.
+    The exception carries it as plain values, because a result backend may pickle that exception for readers without redelivery.
     """
 
     decision: decision.DeadLetter | decision.Discard
@@ -86,7 +87,7 @@ class Decided(NamedTuple):
 
     @classmethod
     def of(cls, exc: BaseException, tag: str) -> Self | None:
-        """What this exception says of the delivery under this tag; None where it says nothing: many tasks may raise one object."""
+        """The decision that this exception carries for this tag; None without one: tasks may raise the same object many times."""
         said = getattr(exc, DECIDED, None)
         if said is None or said[-1] != tag:
             return None
@@ -94,14 +95,14 @@ class Decided(NamedTuple):
         return cls(_KINDS[kind](Reason(reason), detail), Failed(**failed), tag)
 
     def attach(self, exc: BaseException) -> None:
-        """Put it on the exception. Raises `AttributeError` where that takes no attribute."""
+        """Put it on the exception. Raises `AttributeError` if the exception takes no attribute."""
         kind, reason = type(self.decision).__name__, str(self.decision.reason)
         failed = {name: getattr(self.failed, name) for name in ("type", "message", "fingerprint")}
         setattr(exc, DECIDED, (kind, reason, self.decision.detail, failed, self.tag))
 
 
 class Attempt:
-    """One attempt of one task, and how far it has come."""
+    """One attempt of one task, and whether the task has begun and returned."""
 
     __slots__ = ("facts", "gave_up", "has_begun", "has_returned", "result", "runtime", "task")
 
@@ -109,17 +110,17 @@ class Attempt:
         self.task, self.runtime, self.facts = task, runtime, facts
         #: Whether the task's own code has begun, and has returned; and whether it has used up its own `max_retries`.
         self.has_begun = self.has_returned = self.gave_up = False
-        #: Its result, where that is left to the worker to store.
+        #: Its result, if the worker is to store it.
         self.result: TaskResult | None = None
 
     @property
     def decider(self) -> Decider:
-        """What decides about this task."""
+        """The object that decides about this task."""
         return Decider(self.runtime, self.task.name)
 
     @classmethod
     def of(cls, task: Task, request: Context) -> Self | None:
-        """The attempt that runs under this request; None where redelivery did not deliver it."""
+        """The attempt that runs under this request; None if redelivery did not deliver it."""
         known: Any = request.get(DELIVERY)
         if isinstance(known, tuple):
             known = cls(task, task.app.redelivery, DeliveryFacts._make(known))
@@ -134,7 +135,7 @@ class Attempt:
         return self.decider.decide(self.facts, exc, cause, self._call(), requested_delay=requested_delay, **self._limits())
 
     def judge(self, result: Any) -> Decision | None:
-        """What follows from a result; None where it is accepted."""
+        """What follows from a result; None if it is accepted."""
         return self.decider.judge(self.facts, result, self._call(), **self._limits())
 
     def end(self, reason: Reason, detail: str) -> Decision:
@@ -150,7 +151,7 @@ class Attempt:
 
     def conclude(self, decided: Decision, exc: BaseException, *, reported: Any = UNSET) -> BaseException:
         """The exception to raise so that the worker carries this decision out. `reported` is what Celery shows, if not `exc`."""
-        failed = self.runtime.failed_of(exc, with_traceback=False)  # a death's is in the pool's report
+        failed = self.runtime.failed_of(exc, with_traceback=False)  # the pool's report has a death's traceback
         if isinstance(decided, decision.Redeliver):
             is_unheard = not _is_heard(self.task, self.task.request, has_events=self.facts.has_events)
             reported = exc if reported is UNSET else reported
@@ -171,7 +172,7 @@ def classes_of(throws: Any) -> tuple[type[BaseException], ...]:
 
 
 def _is_heard(task: Any, request: Any, *, has_events: bool) -> bool:
-    """Whether anybody could see the traceback of a redelivery of this task."""
+    """Whether anything uses the traceback of a redelivery: events, a signal's receiver, a hook or a result backend."""
     if has_events or signals.task_retry.receivers or task_has_custom(task, "on_retry"):
         return True
     return stores_errors(task, request) and not isinstance(task.backend, DisabledBackend)

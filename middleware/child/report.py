@@ -1,11 +1,11 @@
-"""The report of a redelivery: what a pool's child tells its worker.
+"""The report of a redelivery, which a pool's child sends to its worker.
 
-Celery reports every failed attempt with a copy of each frame, formatted as text, and pickles both into the pipe: most of the cost
-of a failed attempt. Where nothing would use them (no result backend, hook, receiver of `task_retry` or event consumer) a redelivery
+Celery reports every failed attempt with a copy of each frame and the traceback as text, and pickles both into the pipe: most of the
+cost of a failed attempt. If nothing uses them (no result backend, hook, receiver of `task_retry` or event consumer), a redelivery
 reports the decision alone. Otherwise the report is Celery's own.
 
-The way in is Celery's: `build_tracer` takes the class (`Info`) that handles an attempt's end. `lighten` gives the tasks of an app
-tracers with ours, after Celery has built its own: in the worker, and in each child that a pool starts.
+Celery allows this: `build_tracer` takes the class (`Info`) that handles an attempt's end. `lighten` gives the tasks of an app
+tracers with the class here, after Celery has built its own: in the worker, and in each child that a pool starts.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ..runtime import Runtime
     from .attempt import Redelivering
 
-#: As Celery's lines about tasks.
+#: In the form of Celery's lines about tasks.
 LOG_DEAD_LETTER = "Task %(name)s[%(id)s] gave up its message: %(exc)s"
 
 
@@ -67,7 +67,7 @@ class Info(TraceInfo):
     __slots__ = ("reported",)
 
     def handle_retry(self, task: Any, req: Any, store_errors: bool = True, **kwargs: Any) -> Any:
-        """As Celery's; its log line alone, where the redelivery says that this is enough."""
+        """As Celery's; for a redelivery that is `is_unheard`, only the log line is written."""
         reason = self.retval
         is_unheard = getattr(reason, "is_unheard", None)
         if is_unheard is None:  # a retry that Celery itself has published
@@ -82,7 +82,7 @@ class Info(TraceInfo):
         return Report(reason)
 
     def _log_error(self, task: Any, req: Any, einfo: ExceptionInfo) -> None:
-        """As Celery's; a task that says itself that its message dies has no fault that a traceback would show."""
+        """As Celery's; if the task itself raised `DeadLetter`, a warning without a traceback: it shows no error in the code."""
         if not isinstance(self.retval, DeadLetter):
             super()._log_error(task, req, einfo)
             return
@@ -90,9 +90,9 @@ class Info(TraceInfo):
         logger.warning(LOG_DEAD_LETTER, context, extra={"data": context})
 
     def handle_failure(self, task: Any, req: Any, **kwargs: Any) -> Any:
-        """As Celery's; the copied frames do not go through the pipe, since the worker only reads their text.
+        """As Celery's; the copied frames do not go through the pipe, because the worker only reads their text.
 
-        What failed around the attempt is decided about here. To be delivered again, it becomes a retry.
+        If the failure was outside the attempt, the decision is taken here. A redelivery then becomes a retry.
         """
         told: Any = self
         raised = told.retval
@@ -107,7 +107,7 @@ class Info(TraceInfo):
         except Exception as exc:
             if was_decided or not hasattr(raised, DECIDED):
                 raise  # as Celery
-            # The result backend refuses this as well: what was decided here stands.
+            # The result backend cannot store this failure either: the decision that was taken here stays.
             log.exception("hook.failed", task_id=req.id, hook="on_failure", exception=type(exc).__name__)
             self.reported = _einfo_of(raised)
         self.reported.tb = None
@@ -120,24 +120,24 @@ def _einfo_of(raised: BaseException) -> ExceptionInfo:
 
 
 def concluded(task: Any, req: Any, raised: Any) -> Any:
-    """What is to be reported of what was raised: of what the attempt itself has not decided about, the decision."""
+    """The exception to report for `raised`. If the attempt itself has not decided about it, the decision is taken here."""
     attempt = Attempt.of(task, req)
     if attempt is None or Decided.of(raised, attempt.facts.tag) is not None:
         return raised
-    task.request_stack.push(req)  # the tracer has taken it away where it was itself what failed
+    task.request_stack.push(req)  # the tracer has removed it, if the tracer itself failed
     try:
         if attempt.has_returned:
             then = f"{raised!r:.200}" if attempt.runtime.settings.store_failure_texts else type(raised).__name__
             return attempt.conclude(attempt.end(Reason.RESULT_NOT_STORED, f"the task has run; then {then}"), raised)
         if attempt.has_begun:
-            return raised  # the attempt has decided, on an exception that could not carry it
+            return raised  # the attempt has decided, but this exception could not carry the decision
         return attempt.conclude(attempt.decide(raised), raised)
     finally:
         task.request_stack.pop()
 
 
 def lighten(app: Celery, runtime: Runtime, hostname: str | None) -> None:
-    """Build the tracers of this app's tasks anew, as Celery builds them, with our `Info`."""
+    """Build the tracers of this app's tasks again, as Celery builds them, with our `Info`."""
     if not runtime.enforces:
         return
     for name, task in app.tasks.items():
@@ -146,21 +146,21 @@ def lighten(app: Celery, runtime: Runtime, hostname: str | None) -> None:
 
 
 def _honest(task: Any, trace: Any) -> Any:
-    """Celery's tracer, which reports a task that it could not begin (its keywords are a list, say) as one that succeeded."""
+    """Correct Celery's tracer: it reports a task that it could not begin (its kwargs are a list, for example) as a success."""
 
     def honest(uuid: Any, args: Any, kwargs: Any, request: Any = None) -> Any:
         attempt = None
-        if request and DELIVERY in request:  # one for both contexts that are made of this request
+        if request and DELIVERY in request:  # one attempt for both contexts that Celery makes of this request
             attempt = Attempt(task, task.app.redelivery, DeliveryFacts._make(request[DELIVERY]))
             request = {**request, DELIVERY: attempt}
             if attempt.facts.carries_result:
                 leave_to_worker(task)
         began = time.monotonic()
         traced = trace(uuid, args, kwargs, request)
-        if traced[2] is None:  # Celery tells how long a task ran where it succeeded
+        if traced[2] is None:  # Celery reports the run time of a success only
             traced = (*traced[:2], time.monotonic() - began, *traced[3:])
         if isinstance(traced[0], ExceptionInfo) and hasattr(traced[1], "reported"):
-            return traced[1].reported, *traced[1:]  # Celery reports the exception itself, where its own code raised it
+            return traced[1].reported, *traced[1:]  # if Celery's own code raised, Celery returns another report
         if traced[1] is None and attempt is not None and attempt.result is not None:
             return *traced[:3], Carried.of(traced[3], attempt.result)
         if traced[1] is not None or not isinstance(traced[0], ExceptionInfo):
@@ -168,7 +168,7 @@ def _honest(task: Any, trace: Any) -> Any:
         failure = Info(FAILURE, traced[0].exception)
         try:
             failure.handle_error_state(task, Context(request or {}, args=(), kwargs={}, called_directly=False))
-        except Exception as exc:  # noqa: BLE001 - the message is anybody's
+        except Exception as exc:  # noqa: BLE001 - any client's message
             log.exception("hook.failed", task_id=str(uuid), hook="on_failure", exception=type(exc).__name__)
         return traced[0], failure, *traced[2:]
 

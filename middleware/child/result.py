@@ -1,13 +1,13 @@
 """The result of a success: it goes to the worker with the report, and is stored in the step that acknowledges the message.
 
-Celery's child asks the backend what it has stored of the task, stores the result, and waits for both answers. Where backend and
+In Celery the child asks the backend what it has stored for the task, stores the result, and waits for both answers. If backend and
 broker are one server, the worker is about to write there anyway. So the child makes the bytes, and the worker's script stores them:
-a message that is acknowledged has its result, and one that is delivered again has none.
+a message that is acknowledged has its result, and a message that is delivered again has none.
 
-The child stores the result itself, as Celery does, where somebody may ask for it before the message is acknowledged: code that runs
-behind the task (`on_success`, `after_return`, receivers of `task_success` and `task_postrun`), a chord, the next task of a chain,
-or a listener to events. It also does so with a large result, which should not go through the pool's pipe, and for a task with a
-backend of its own.
+The child stores the result itself, as Celery does, if it may be read before the message is acknowledged: by code that runs after
+the task (`on_success`, `after_return`, receivers of `task_success` and `task_postrun`), a chord, the next task of a chain, or a
+listener to events. It also does so with a large result, which should not go through the pool's pipe, and for a task with a backend
+of its own.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     from celery import Task
     from celery.utils.dispatch import Signal
 
-#: Bytes from which on a result is stored by the child.
+#: The child itself stores a result of this many bytes or more.
 MAX_SIZE = 64 * 1024
-#: Whose receivers of signals do not look at results.
+#: Packages whose receivers of signals do not read results.
 WELL_KNOWN = ("celery.", "opentelemetry.", "redelivery.")
 _STORE = "_store_result"
 
 
 class Carried(str):
-    """What Celery reports of a result, its text, with what is to be stored."""
+    """The text of a result, as Celery reports it, with the result that is to be stored."""
 
     __slots__ = ("result",)
 
@@ -56,14 +56,14 @@ def _carried(text: str, *result: Any) -> Carried:
 
 
 def leave_to_worker(task: Task) -> None:
-    """From here on the app's backend, in this thread, leaves results to the worker; a task's own backend is left as it is."""
+    """From here on the app's backend, in this thread, leaves results to the worker; a task's own backend is not changed."""
     backend: Any = task.backend
     if _STORE not in vars(backend) and backend is task.app.backend:
         setattr(backend, _STORE, _Storing(backend))
 
 
 class _Storing:
-    """In place of what stores a result in this backend."""
+    """Replaces the backend's `_store_result`."""
 
     def __init__(self, backend: Any) -> None:
         self._backend, self._store = backend, getattr(backend, _STORE)
@@ -78,7 +78,7 @@ class _Storing:
         return self._store(task_id, result, state, traceback, request=request, **more)
 
     def _result(self, task_id: Any, result: Any, request: Any) -> TaskResult:
-        """As Celery's `_store_result` makes it."""
+        """The key and bytes that Celery's `_store_result` would store."""
         backend = self._backend
         meta = backend._get_result_meta(result=result, state=SUCCESS, traceback=None, request=request)  # noqa: SLF001 - Celery's
         stored = backend.encode({**meta, "task_id": bytes_to_str(task_id)}).encode()
@@ -86,7 +86,7 @@ class _Storing:
 
 
 def _is_awaited(task: Task, request: Any) -> bool:
-    """Whether somebody may ask for the result before the message is acknowledged."""
+    """Whether the result may be read before the message is acknowledged."""
     if request.chord or request.chain or request.callbacks:
         return True
     if task_has_custom(task, "on_success") or task_has_custom(task, "after_return"):
@@ -95,7 +95,7 @@ def _is_awaited(task: Task, request: Any) -> bool:
 
 
 def _has_own(signal: Signal, task: Task) -> bool:
-    """Whether somebody listens whom we do not know."""
+    """Whether the signal has a receiver that is not of a `WELL_KNOWN` package."""
     if not signal.receivers:
         return False
     heard = signal._live_receivers(task)  # noqa: SLF001 - Celery's

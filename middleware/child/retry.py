@@ -1,8 +1,7 @@
-"""`Task.retry`, and so `autoretry_for`, carried out as a move of the message; Celery publishes it where its arguments change.
+"""`Task.retry`, and so `autoretry_for`, carried out as a move of the message; Celery publishes it if its arguments change.
 
-The lower of two limits stops it: the task's own, which counts Celery's `retries`, and the policy's, which counts attempts. What is
-published anew takes the history of its life along. A publication that fails does not end the message: it stays, and is delivered
-again.
+The lower of two limits stops it: the task's own, which counts Celery's `retries`, and the policy's, which counts attempts. A
+message that Celery publishes again keeps its history. If the publication fails, the message does not end: it is delivered again.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def retry_of(task: Task, original: Callable[..., Any]) -> Callable[..., Any]:
-    """The `retry` to give this task in place of its `original` one, which is called where nothing is delivered (eager, called)."""
+    """The `retry` that replaces this task's `original` one. Without a delivery (eager, called directly) it calls `original`."""
 
     @functools.wraps(original)
     def retry(  # noqa: PLR0917 - Celery's signature
@@ -49,7 +48,7 @@ def retry_of(task: Task, original: Callable[..., Any]) -> Callable[..., Any]:
         if attempt is None or request.is_eager or request.called_directly:
             return original(args, kwargs, exc, throw, eta, countdown, max_retries, **options)
         if isinstance(exc, Reject):
-            raise exc  # `autoretry_for=(Exception,)` has caught what was meant for the worker
+            raise exc  # `autoretry_for=(Exception,)` has caught it, but it is for the worker
         if max_retries is not None:
             task.override_max_retries = max_retries
         exc = exc() if isinstance(exc, type) else exc
@@ -64,14 +63,14 @@ def retry_of(task: Task, original: Callable[..., Any]) -> Callable[..., Any]:
         options["headers"] = {**(options.get("headers", request.headers) or {}), **_history(attempt, cause, decided)}
         now_ms = facts.received_ms + (time.monotonic() - facts.received) * 1000  # by the server's clock
         delay = _delay(task, eta, countdown)
-        if delay:  # Celery would add it to what this machine's clock says
+        if delay:  # Celery would add it to the time of this machine's clock
             eta, countdown = datetime.fromtimestamp(now_ms / 1000 + delay, UTC), None
         if facts.expires_ms is not None:
             options.setdefault("expires", max(facts.expires_ms - now_ms, 0) / 1000)
         request.delivery_info = _believed(task, facts.queue)
         try:
             return original(args, kwargs, exc, throw, eta, countdown, max_retries, **options)
-        except Reject as rejected:  # Celery's word for a publication that failed: here the message stays, and runs again
+        except Reject as rejected:  # Celery raises it if the publication failed: here the message is kept, and runs again
             reason = rejected.reason
             failed = reason if isinstance(reason, Exception) else rejected
             attempt.gave_up = False
@@ -81,7 +80,7 @@ def retry_of(task: Task, original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _believed(task: Task, queue: str) -> dict[str, Any]:
-    """Where Celery publishes the message anew: by the way that it says it came, where the app declares that, else to its queue."""
+    """Where Celery publishes the message again: to its own exchange and key if the app declares them, otherwise to its queue."""
     said = mapping(task.request.delivery_info)
     exchange, key = str(said.get("exchange") or ""), str(said.get("routing_key") or "")
     exchange, key = address_of(task.app, queue, exchange, key)
@@ -89,7 +88,7 @@ def _believed(task: Task, queue: str) -> dict[str, Any]:
 
 
 def _given_up(task: Task, decided: Any, args: Any, kwargs: Any) -> Exception:
-    """What Celery raises where the retries are used up; it names the limit where that was not the task's own."""
+    """The exception that Celery raises if the retries are used up; it names the limit if that is not the task's own."""
     request = task.request
     args, kwargs = tuple(request.args if args is None else args), request.kwargs if kwargs is None else kwargs
     text = f"Can't retry {task.name}[{request.id}] args:{args} kwargs:{kwargs}"
@@ -100,11 +99,11 @@ def _given_up(task: Task, decided: Any, args: Any, kwargs: Any) -> Exception:
 
 
 def _history(attempt: Attempt, cause: BaseException, decided: decision.Redeliver) -> dict[str, Any]:
-    """The header that makes what is published anew the next attempt of the same life."""
+    """The headers that make the message published by Celery the next attempt of the same life."""
     request, facts = attempt.task.request, attempt.facts
     failed = attempt.runtime.failed_of(cause, with_traceback=False)
     seen_ms = facts.first_seen_ms
-    traced = None if attempt.runtime.telemetry is None else request.get(TRACE)  # else it is a stranger's
+    traced = None if attempt.runtime.telemetry is None else request.get(TRACE)  # without tracing, another client has written it
     ended = Ended(
         at_ms=seen_ms + round(facts.age_now() * 1000),
         worker=request.hostname or "",
@@ -118,7 +117,7 @@ def _history(attempt: Attempt, cause: BaseException, decided: decision.Redeliver
 
 
 def _delay(task: Task, eta: Any, countdown: float | None) -> float:
-    """Seconds to wait; Celery takes the countdown where both are given, and reads an ETA without a zone by its own time zone."""
+    """Seconds to wait; like Celery, it uses the countdown if both are given, and the app's time zone for an ETA without one."""
     if eta and not countdown:
         return float(max(maybe_make_aware(eta, task.app.timezone).timestamp() - time.time(), 0.0))
     return float(task.default_retry_delay if countdown is None else countdown)

@@ -1,7 +1,7 @@
-"""What an app and its tasks say explicitly, and what merely stands there because Celery has a default for it.
+"""Which settings an app and its tasks have set explicitly, and which values are only Celery's defaults.
 
-Celery writes its defaults into a task's class when it binds the task to its app, so that afterwards both look alike. Two facts tell
-them apart: the order in which a class got its attributes (what `bind` writes comes after its `_exec_options`), and the mappings in
+Celery writes its defaults into a task's class when it binds the task to its app, so that afterwards both look alike. Two facts
+distinguish them: the order in which a class got its attributes (`bind` writes its values after `_exec_options`), and the mapping in
 which the app's configuration was found (the last one holds Celery's own defaults).
 
 Reading a setting configures the app, so this is for workers and commands, not for `Redelivery(app)`.
@@ -17,18 +17,18 @@ from celery.app.defaults import _TO_OLD_KEY
 if TYPE_CHECKING:
     from celery import Celery, Task
 
-#: Nothing was set explicitly.
+#: The value was not set explicitly.
 UNSET: Any = type("Unset", (), {"__repr__": lambda _: "UNSET", "__bool__": lambda _: False})()
 
-#: Attributes of tasks that `Redelivery` needs, where nobody says otherwise: attribute, setting.
+#: Attributes of tasks that `Redelivery` sets to True, unless they are set explicitly: attribute, setting.
 NEEDED = (("acks_late", "task_acks_late"), ("reject_on_worker_lost", "task_reject_on_worker_lost"))
-#: Where a task keeps what it had before, in the same order.
+#: The attribute in which a task keeps its earlier values, in the same order.
 PLAIN = "__redelivery_plain__"
 
 
 def explicit_app_setting(app: Celery, setting: str) -> Any:
-    """What the app's configuration says of a setting, in whatever notation; `UNSET` where Celery's default holds."""
-    app.conf.get(setting)  # loads the configuration: before that there is no such view
+    """The app's value of a setting, in either notation of its name; `UNSET` if Celery's default applies."""
+    app.conf.get(setting)  # loads the configuration: before that `app._conf` is not set
     conf = app._conf  # noqa: SLF001 - the view itself
     names = [conf._key(name) for name in conf._to_keys(setting)]  # noqa: SLF001 - prefixed and plain notation
     names.append(_TO_OLD_KEY.get(setting, setting))
@@ -40,7 +40,7 @@ def explicit_app_setting(app: Celery, setting: str) -> Any:
 
 
 def explicit_task_option(task: Task, attribute: str) -> Any:
-    """What the task's author says of an attribute: in its options, its class or one above, or an annotation; or `UNSET`."""
+    """The explicit value of a task's attribute: from its options, its class or a base class, or an annotation; or `UNSET`."""
     if attribute in vars(task):
         return vars(task)[attribute]
     for annotation in resolve_all(task.app.annotations, type(task)):
@@ -55,7 +55,7 @@ def explicit_task_option(task: Task, attribute: str) -> Any:
 
 
 def apply_defaults(task: Task) -> None:
-    """Give a task what `Redelivery` needs, where neither its author nor the app's says otherwise; a second time changes nothing."""
+    """Set the attributes that `Redelivery` needs, unless the task or the app sets them; a second call changes nothing."""
     if hasattr(task, PLAIN):
         return
     setattr(task, PLAIN, tuple(getattr(task, attribute) for attribute, _ in NEEDED))

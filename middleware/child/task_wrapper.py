@@ -1,12 +1,12 @@
-"""What runs around a task, in the pool's child: one attempt, and the decision that follows where it fails.
+"""The wrapper around a task, in the pool's child: one attempt, and the decision that follows if it fails.
 
-A success returns. A failure becomes a decision (`decision.decide`). To be delivered again, the attempt raises `Redelivering`, a
-`celery.exceptions.Retry`: Celery stores RETRY and tells its listeners, and the worker moves the message. To die, it raises what the
-task raised: FAILURE, error callbacks, chords and chains are Celery's, and the worker finds the decision on the exception. `Reject`,
-`Ignore`, eager runs and direct calls pass through untouched.
+A success returns. A failure becomes a decision (`decision.decide`). If the message must be delivered again, the attempt raises
+`Redelivering`, a `celery.exceptions.Retry`: Celery stores RETRY and sends its signals, and the worker moves the message. If it must
+die, the attempt raises the task's own exception: Celery handles FAILURE, error callbacks, chords and chains, and the worker finds
+the decision on the exception. `Reject`, `Ignore`, eager runs and direct calls are not changed.
 
-Limits: runs in the pool's child and touches no broker there, but for the recorded start of a message that a crash has touched, on
-pools that share the worker's process.
+Limits: it runs in the pool's child and calls no broker there, with one exception: on pools that share the worker's process it
+records the start of a message whose starts must be recorded.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ResultRefused(RedeliveryError):
 
 
 def guard(task: Task, runtime: Runtime) -> None:
-    """Put the wrapper around a task, and around its class's own `__call__` where it has one; a second time changes nothing."""
+    """Wrap a task, or its class's own `__call__` if it has one; a second call changes nothing."""
     if getattr(task, DECIDED, False):
         return
     calls = next(cls for cls in type(task).__mro__ if "__call__" in vars(cls)) is not BaseTask
@@ -73,9 +73,9 @@ def guard(task: Task, runtime: Runtime) -> None:
 
 
 def _call(task: Task, guarded: Callable[..., Any]) -> None:
-    """Give this one task a class whose `__call__` is `guarded`: Python looks for it there, and other tasks may share the class."""
+    """Give this one task a class of its own whose `__call__` is `guarded`: Python takes `__call__` from the class."""
 
-    def __call__(_: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807 - it is one
+    def __call__(_: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807 - it is that method
         return guarded(*args, **kwargs)
 
     cls = type(task)
@@ -96,7 +96,7 @@ def _attempt(
     except (Reject, Ignore, Retry):
         raise
     except SystemExit as exc:
-        # On prefork its child ends, and the pool says so. Where tasks share the worker's process nobody would, or the worker ends.
+        # On prefork the child ends, and the pool reports that. If tasks share the worker's process, nothing would report it.
         if not attempt.runtime.shares_process or isinstance(exc, (WorkerShutdown, WorkerTerminate)):
             raise
         lost = WorkerLostError(f"the task asked its process to exit: {exc!r}")

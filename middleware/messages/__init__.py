@@ -1,1 +1,1 @@
-"""What a message says of itself, and how each step rewrites it. Pure."""
+"""The contents of a message, and how each step rewrites them. Nothing here talks to a broker."""

@@ -1,4 +1,4 @@
-"""The body of a message: read and written anew, in the encoding and compression that it had. Nothing in it is run or unpickled."""
+"""The body of a message: read and written again, in the same encoding and compression. Nothing in it is run or unpickled."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ Raw = dict[str, Any]
 
 
 def decoded(message: Raw) -> Any:
-    """The body, decoded, where it is plain JSON; None where it is anything else, or cannot be read."""
+    """The body, decoded, if it is plain JSON; None if it is anything else, or cannot be read."""
     if message.get("content-type") != JSON:
         return None
     try:
         return json.loads(_bytes_of(message))
     except (ValueError, TypeError, RecursionError):
         return None
-    except Exception:  # noqa: BLE001 - kombu's codecs raise errors of their own, and the bytes are anybody's
+    except Exception:  # noqa: BLE001 - kombu's codecs raise errors of their own, and any client may have written the bytes
         return None
 
 
 def with_body(message: Raw, body: Any) -> Raw:
-    """The message with this body. Raises `EnvelopeError` where it cannot be JSON."""
+    """The message with this body. Raises `EnvelopeError` if the body cannot be JSON."""
     try:
         encoded = json.dumps(body, separators=(",", ":")).encode()
     except (TypeError, ValueError) as exc:
@@ -47,7 +47,7 @@ def with_body(message: Raw, body: Any) -> Raw:
 
 
 def without_chord(message: Raw) -> tuple[Raw, bool]:
-    """The message as it is once it belongs to no chord any more, and whether it belonged to one."""
+    """The message without its chord, and whether it belonged to one."""
     # Members of a chord are members of its group; looking into every body would be slow.
     body: Any = decoded(message) if message["headers"].get("group") is not None else None
     if not _is_protocol_2(body) or body[2].get("chord") is None:
@@ -62,9 +62,9 @@ def edited(
     kwargs: Mapping[str, Any] | None = None,
     task: str | None = None,
 ) -> Raw:
-    """The message with other arguments, or for another task; what is None stays.
+    """The message with other arguments, or for another task; None keeps what the message has.
 
-    Raises `EnvelopeError` where its body is not JSON of Celery's protocol 2, or the new arguments are none.
+    Raises `EnvelopeError` if its body is not JSON of Celery's protocol 2, or the new arguments are not JSON.
     """
     headers = dict(message["headers"])
     if task is not None:

@@ -1,11 +1,11 @@
-"""Countdowns: a task that is to wait, or to expire, so many seconds from now; counted by the broker's clock, not by its producer's.
+"""Countdowns: a task waits, or expires, a number of seconds from now, counted by the broker's clock and not by its producer's.
 
-Celery makes an ETA of `countdown`, and a time of `expires` where that is a number, as soon as the message is made, by the clock of
-the machine that makes it. Here the text that it writes remembers what it was made of; the broker that publishes it in a script of
-ours (Redis, Valkey) writes its own time instead, so that a plain worker, too, reads the right one. A time that was given as a time
-stays as it is.
+When a message is made, Celery turns `countdown`, and an `expires` that is a number, into a time, by the clock of the producer's
+machine. Here the text of this time remembers its seconds. If a script of redelivery publishes the message (Redis, Valkey), the
+script writes the broker's time instead, so that a worker without redelivery reads the right time, too. A time that was given as a
+time is not changed.
 
-Limit: on other brokers the text goes as Celery wrote it.
+Limit: on other brokers the text is sent as Celery wrote it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class FromNow(str):
-    """A time as Celery has written it, which was given as a number of seconds from then on; `made` is a monotonic clock's."""
+    """A time as Celery has written it, which was given as `seconds` from `made` on (monotonic clock)."""
 
     __slots__ = ("made", "seconds")
     seconds: float
@@ -34,18 +34,18 @@ class FromNow(str):
 
     @classmethod
     def of(cls, text: str, seconds: float) -> Self:
-        """The time that Celery has just made of so many seconds."""
+        """The text that Celery has just made of `seconds`."""
         self = cls(text)
         self.seconds, self.made = seconds, time.monotonic()
         return self
 
     def left_ms(self) -> int:
-        """How many milliseconds are left, rounded up: nothing is to run early."""
+        """How many milliseconds are left, rounded up: no task may run early."""
         return math.ceil((self.seconds - (time.monotonic() - self.made)) * 1000)
 
 
 def remember_countdowns(amqp: Any) -> None:
-    """Have this app's messages remember what their times were made of; a second time changes nothing."""
+    """Have the times in this app's messages remember their seconds; a second call changes nothing."""
     make = amqp.create_task_message
     if getattr(make, "remembers_countdowns", False):
         return
@@ -65,7 +65,7 @@ def remember_countdowns(amqp: Any) -> None:
         **options: Any,
     ) -> Any:
         message = make(task_id, name, args, kwargs, countdown, eta, group_id, group_index, expires, *rest, **options)
-        if options.get("now") is None:  # else they count from a moment that somebody gave
+        if options.get("now") is None:  # otherwise they count from the time that the caller gave
             for header, said in (("eta", countdown), ("expires", expires)):
                 text = message.headers.get(header)
                 if isinstance(said, Real) and isinstance(text, str) and (said or header == "expires"):
@@ -77,12 +77,12 @@ def remember_countdowns(amqp: Any) -> None:
 
 
 def from_now(headers: Mapping[str, Any]) -> dict[str, int]:
-    """Which of a message's times count from its publication, and how many milliseconds are left of each."""
+    """The headers whose times count from the publication, and how many milliseconds are left of each."""
     return {name: headers[name].left_ms() for name in ("eta", "expires") if isinstance(headers.get(name), FromNow)}
 
 
 def with_gaps(message: Mapping[str, Any], times: Mapping[str, int]) -> tuple[bytes, str]:
-    """A message's bytes without these headers' times, and where they belong, as the scripts take it (`dated.lua`)."""
+    """A message's bytes without these headers' times, and the positions of the times, in the form that `dated.lua` reads."""
     if not times:
         return dumps(message).encode(), ""
     marks = {name: uuid.uuid4().hex for name in times}

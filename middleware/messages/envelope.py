@@ -1,8 +1,8 @@
-"""The header: what a message says of its own history, as a record; `steps` says which step writes which field.
+"""The header `redelivery`, the history of a message, as a record; `steps` writes its fields.
 
-Anybody who can publish can write this header. So each number in it is a whole one within bounds, each text has a length and can be
-encoded, and no name in it is a place to send anything to. What cannot be read counts as absent, however deep it lies, and
-`unreadable` names it. What a newer version wrote beside the fields that this one knows is kept as it is.
+Any client that can publish can write this header. So each number read from it is a whole number within bounds, each text has a
+maximum length and can be encoded, and no name in it is used as a destination. A field that cannot be read counts as absent, on
+every level, and `unreadable` names it. Fields that a newer version has written are kept as they are.
 """
 
 from __future__ import annotations
@@ -20,27 +20,28 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
 HEADER = "redelivery"
-#: Set by our own producers, which record what they publish.
+#: Set by producers with redelivery, which record what they publish.
 ANNOUNCED = "redelivery-announced"
 ELIGIBLE = "redelivery-dead-letter-eligible"
-#: What a message carries on RabbitMQ, and nowhere else, where the broker does not see it: kombu's `expiration` (milliseconds, a
-#: text of digits); exchange and routing key that it was published to, where it was moved since; the keys of its copies (`CC`); how
-#: often a worker that stopped has put it back.
+#: Headers used on RabbitMQ only, which the broker itself ignores: kombu's `expiration` (milliseconds, a text of digits); the
+#: exchange and routing key of the publication, if the message was moved since; the keys of its copies (`CC`); and how often a
+#: worker that stopped has put it back.
 EXPIRATION, DELIVERED, COPIES = "redelivery-expiration", "redelivery-delivered", "redelivery-cc"
 RELEASED = "redelivery-released"
 VERSION = 1
-#: What is kept of a failure: characters of its traceback, and of its message (and of any other text in the header).
+#: Characters that are kept of a failure's traceback, and of its message (and of any other text in the header).
 MAX_TRACEBACK = 16 * 1024
 MAX_MESSAGE = 1024
 #: Frames of a traceback that a fingerprint is made of, the innermost.
 MAX_FRAMES = 12
 #: How many attempts, deaths, and routing keys of one death there are at most.
 MAX_ATTEMPTS, MAX_DEATHS, MAX_KEYS = 20, 20, 21
-#: The reasons of death, what one looks like that a newer version knows, and how long the name of a queue may be.
+#: The reasons of death, and the form of a reason that only a newer version knows.
 _REASONS = frozenset(Reason)
 _WORD = re.compile(r"[a-z_]{1,64}")
-#: A W3C trace context, of the one version that there is: the ids of a trace and of a span, and the flags.
+#: A W3C trace context, of the only version (00): the ids of a trace and of a span, and the flags.
 TRACE_CONTEXT = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
+#: How long the name of a queue may be.
 MAX_NAME = 256
 #: Numbers are below this one, and times (milliseconds) before the year 10000.
 MAX_COUNT, LATEST_MS = 2**53, 253_402_300_800_000
@@ -48,7 +49,7 @@ MAX_COUNT, LATEST_MS = 2**53, 253_402_300_800_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """What an attempt died of. `fingerprint` is equal for failures of one cause."""
+    """The failure that ended an attempt. `fingerprint` is equal for failures of one cause."""
 
     type: str
     message: str = ""
@@ -57,11 +58,11 @@ class Failed:
 
     @property
     def text(self) -> str:
-        """Type and message, in one line of text; the type alone where no message is kept."""
+        """Type and message in one text; the type alone if no message is kept."""
         return f"{self.type}: {self.message}" if self.message else self.type
 
     def to_header(self) -> dict[str, str]:
-        """The header's `failure`, with its caps applied: a traceback keeps its end, where the error is."""
+        """The header's `failure`, cut to the maximum lengths: a traceback keeps its end, where the error is."""
         return {
             "type": self.type,
             "message": self.message[:MAX_MESSAGE],
@@ -71,7 +72,7 @@ class Failed:
 
 
 def failed_of(exc: BaseException, *, with_traceback: bool = True) -> Failed:
-    """What an exception says, for the death record: its type, message, traceback and fingerprint."""
+    """An exception's type, message, traceback and fingerprint, for the death record."""
     path, at = [], exc.__traceback__
     while at is not None:
         code = at.tb_frame.f_code
@@ -87,15 +88,15 @@ def failed_of(exc: BaseException, *, with_traceback: bool = True) -> Failed:
 def _message(exc: BaseException) -> str:
     try:
         return str(exc)
-    except Exception:  # noqa: BLE001 - the exception is anybody's
+    except Exception:  # noqa: BLE001 - the exception's own code may raise anything
         return f"<{type(exc).__name__} whose str() fails>"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """One counted delivery that ended: when (ms), at which worker, of what, and the delay (ms) that followed.
+    """One counted delivery that ended: when (ms), at which worker, with which exception, and the delay (ms) that followed.
 
-    `trace` is the context of its span, where it was told of.
+    `trace` is the context of its span, if it has one.
     """
 
     at_ms: int
@@ -112,14 +113,14 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Envelope:
-    """What a message's `redelivery` header says.
+    """The contents of a message's `redelivery` header.
 
-    `attempt` counts the deliveries that ended and count; `delivery` every hand-over that ended. `suspect` says that a worker died
+    `attempt` is the number of ended deliveries that count, `delivery` the number of all ended deliveries. `suspect`: a worker died
     while it held the message. `served_eta` is the ETA that the delay store has already waited for. `undelivered` names the missing
-    dead-letter queue that a dead message waits for, and is for people to read. `first_death` says queue, reason and time of its
-    very first death; `parked` that it is held where it is; `handled` how often a dead-letter handler has failed on it; `since`
-    which generation was begun on purpose. `lost` names the span of the last delivery (`delivery`) where its worker died and it does
-    not count. `unknown` is what a newer `version` wrote beside these.
+    dead-letter queue that a dead letter waits for, and is for people to read. `first_death` has queue, reason and time of its very
+    first death. `parked`: it is kept in its queue. `handled` is how often a dead-letter handler has failed on it. `since` is the
+    last generation that an operator or a handler began. `lost` has the number and the span of the last delivery, if its worker died
+    and it does not count. `unknown` has the fields that a newer `version` has written.
     """
 
     attempt: int = 0
@@ -143,7 +144,7 @@ class Envelope:
 
     @classmethod
     def of(cls, headers: Mapping[str, Any] | None) -> Envelope:
-        """Read it from a message's headers; what is absent or cannot be read has its default."""
+        """Read it from a message's headers; a field that is absent or cannot be read has its default."""
         header = headers.get(HEADER) if isinstance(headers, dict) else None
         if not isinstance(header, dict):
             return UNWRITTEN
@@ -175,19 +176,19 @@ class Envelope:
 
     @property
     def is_letter(self) -> bool:
-        """Whether the message has died, lies in a dead-letter queue, and has not been given another life since."""
+        """Whether the message has died, is in a dead-letter queue, and has not begun a new generation since."""
         if not self.deaths or self.undelivered is not None:
             return False
         died_in = self.deaths[0].get("generation")
         if isinstance(died_in, int):
             return died_in == self.generation
-        # A letter of a version that did not write it: what was given another life is seen anew.
+        # An older version did not write the generation. A message that was redriven was first seen after its death.
         return self.first_seen_ms is not None and self.first_seen_ms <= count(self.deaths[0].get("last"))
 
     def closes_circle(self, target: str) -> bool:
-        """Whether dying into `target` would send it round: it died there since it was last sent off, and nobody rejected it.
+        """Whether a death into `target` closes a circle: it has died there since `since`, and was not rejected meanwhile.
 
-        RabbitMQ drops such a message; a circle with a rejection in it is somebody's will.
+        RabbitMQ drops such a message. A circle with a rejection in it counts as intended.
         """
         for each in self.deaths:
             if count(each.get("generation")) < self.since or each.get("reason") == "rejected":
@@ -197,12 +198,12 @@ class Envelope:
         return False
 
     def life_queue(self, queue: str) -> str:
-        """The queue that names the life in the books: its first; a task may have sent itself to `queue` since."""
+        """The queue under which the message is recorded: its first one; a task may have sent itself to `queue` since."""
         first = self.origin.get("queue")
         return first if isinstance(first, str) and first else queue
 
     def to_header(self) -> dict[str, Any]:
-        """What is written; what has its default is left out, but for the counters."""
+        """The header to write; fields with their default are left out, except for the counters."""
         rare = {
             "attempts": [dict(each) for each in self.attempts],
             "deaths": [dict(each) for each in self.deaths],
@@ -228,12 +229,12 @@ class Envelope:
         }
 
 
-#: What a first delivery has: nearly every message.
+#: The envelope of a first delivery, which nearly every message has.
 UNWRITTEN = Envelope()
 
 
 def eligible_of(headers: Mapping[str, Any]) -> bool | None:
-    """What the producer said of keeping the message as a dead letter; None where it said nothing."""
+    """Whether the producer wants the message kept as a dead letter; None if its header does not say so."""
     said = headers.get(ELIGIBLE)
     return said if isinstance(said, bool) else None
 
@@ -244,7 +245,7 @@ def count(value: object) -> int:
 
 
 def text(value: object, most: int) -> str:
-    """A text of at most so many characters from an untrusted header, or an empty one; what cannot be encoded in it is replaced."""
+    """A text of at most `most` characters from an untrusted header, or an empty one; characters without an encoding become `?`."""
     if not isinstance(value, str):
         return ""
     cut = value if len(value) <= most else value[:most]
@@ -257,9 +258,9 @@ def mapping(value: object) -> dict[str, Any]:
 
 
 def _undelivered(header: Mapping[str, Any]) -> str | None:
-    """The missing queue that a letter waits for. Only what has died of something waits, and only for what can be a queue's name.
+    """The missing queue that a dead letter waits for. None if the message has no death with a reason, or the name is not valid.
 
-    It is for people to read: where the letter goes at last its policy says.
+    It is for people to read: the letter goes to the queue that its policy names.
     """
     name, deaths = header.get("undelivered"), header.get("deaths")
     first = next((each for each in deaths if isinstance(each, dict)), {}) if isinstance(deaths, list) else {}
@@ -271,7 +272,7 @@ def _undelivered(header: Mapping[str, Any]) -> str | None:
     return name if name.isprintable() and 0 < len(name) <= MAX_NAME else None
 
 
-# the strict reader: what each field may be; None is what cannot be read
+# the strict reader: one function for each kind of field; None if the value cannot be read
 
 
 def _count(value: object) -> int | None:
@@ -296,7 +297,7 @@ def _traceback(value: object) -> str | None:
 
 
 def _name(value: object) -> str | None:
-    """A name, whole: one that is too long, or cannot be encoded, is another name when it is cut or replaced."""
+    """A name, complete or None: a name that is cut, or has characters replaced, would be another name."""
     return value if isinstance(value, str) and text(value, MAX_NAME) == value else None
 
 
@@ -310,7 +311,7 @@ def _names(value: object) -> list[str] | None:
 
 
 def _scalar(value: object) -> str | int | float | None:
-    """What a producer wrote of a lifetime: a text, or a number that is one."""
+    """A lifetime as a producer wrote it: a text, or a number within bounds."""
     if isinstance(value, float):
         return value if abs(value) < MAX_COUNT else None
     if isinstance(value, int):
@@ -337,7 +338,7 @@ DEATH: _Shape = {
 FAILURE: _Shape = {"type": _said, "message": _said, "traceback": _traceback, "fingerprint": _text(MAX_NAME)}
 FIRST_DEATH: _Shape = {"queue": _name, "reason": _text(MAX_NAME), "at": _time}
 LOST: _Shape = {"delivery": _count, "trace": _trace}
-#: Every other field of the header: whether it can be read.
+#: For every other field of the header: a function that says whether the value can be read.
 _SIMPLE: dict[str, Callable[[object], bool]] = {
     **dict.fromkeys(("version", "attempt", "delivery", "generation", "handled", "since"), lambda value: _count(value) is not None),
     "first_seen": lambda value: _time(value) is not None,
@@ -347,12 +348,12 @@ _SIMPLE: dict[str, Callable[[object], bool]] = {
 }
 _NESTED = {"origin": ORIGIN, "failure": FAILURE, "first_death": FIRST_DEATH, "lost": LOST}
 _LISTS = {"attempts": (ATTEMPT, MAX_ATTEMPTS), "deaths": (DEATH, MAX_DEATHS)}
-#: Every field of the header that this version knows. What a newer version wrote beside them is kept as it is.
+#: Every field of the header that this version knows. Other fields, of a newer version, are kept as they are.
 KNOWN = _SIMPLE.keys() | _NESTED.keys() | _LISTS.keys()
 
 
 def _fields(value: object, shape: _Shape) -> dict[str, Any]:
-    """A mapping from an untrusted header, without the fields of this shape that cannot be read in it."""
+    """A mapping from an untrusted header, without those fields of this shape that cannot be read."""
     read = dict(mapping(value))
     for name, reader in shape.items():
         each = read.get(name)
@@ -364,13 +365,13 @@ def _fields(value: object, shape: _Shape) -> dict[str, Any]:
 
 
 def _records(value: object, shape: _Shape, most: int) -> tuple[Mapping[str, Any], ...]:
-    """A list of such mappings, without what is none in it, and no more than `most`."""
+    """At most `most` such mappings from a list in an untrusted header, without entries that are no mappings."""
     given = [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
     return tuple(_fields(each, shape) for each in given[:most])
 
 
 def unreadable(headers: Mapping[str, Any]) -> list[str]:
-    """The fields of the header that cannot be read, by name (`deaths.last`), each once; the header's own name where it is none."""
+    """The fields of the header that cannot be read, by name (`deaths.last`), each once; the header's name if it is no mapping."""
     header = headers.get(HEADER)
     if header is None:
         return []
@@ -394,7 +395,7 @@ def _unreadable(header: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _lost(name: str, value: object, shape: _Shape) -> Iterator[str]:
-    """What `_fields` leaves out."""
+    """The names of the fields that `_fields` leaves out."""
     if not isinstance(value, dict):
         yield name
         return

@@ -1,7 +1,7 @@
-"""The outcome events: what is recorded of a message, and the words it is recorded in.
+"""The outcome events: what is recorded about a message, and the names of outcomes and reasons.
 
-An event says how one step of a message's life ended. On Redis it is one entry of a stream, written by the script that makes the
-step; its id is the entry's, and its time the server's.
+An event records how one step of a message's life ended. On Redis it is one entry of a stream, written by the same script that
+carries out the step; its id is the entry's id, and its time the server's.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Outcome(StrEnum):
     UNOBSERVED = "unobserved"
 
 
-#: Outcomes after which nothing more may happen to a life.
+#: Outcomes that end a life: no other event may follow in the same generation.
 TERMINAL = frozenset(
     {
         Outcome.SUCCEEDED,
@@ -58,7 +58,7 @@ TERMINAL = frozenset(
 
 
 class Reason(StrEnum):
-    """Why a message died (RabbitMQ's words where it has one)."""
+    """Why a message died (RabbitMQ's word if it has one)."""
 
     EXHAUSTED = "exhausted"
     MAX_AGE = "max_age"
@@ -80,14 +80,14 @@ class Reason(StrEnum):
 class Event:
     """One entry of the outcome log.
 
-    `task_id` and `generation` name the life; `attempt` counts its deliveries that count, from 1; `delivery` every hand-over.
-    `delay_ms` is the delay that was asked for, `due_ms` when it ends (milliseconds since the epoch). `at_ms` is when the event was
-    recorded, by the clock that `clock` names: `broker` on Redis, `worker` elsewhere. `nesting` is Celery's
-    `replaced_task_nesting`: a replaced task reuses its id.
+    `task_id` and `generation` name the life. `attempt` is the number of the delivery among those that count, from 1; `delivery` its
+    number among all deliveries. `delay_ms` is the delay that was asked for, `due_ms` when it ends (milliseconds since the epoch).
+    `at_ms` is when the event was recorded, by the clock that `clock` names: `broker` on Redis, `worker` elsewhere. `nesting` is
+    Celery's `replaced_task_nesting`: a replaced task reuses its id.
 
-    An event that ends an attempt says when the attempt began (`started_ms`), how long it ran (`run_ms`), how long its message had
-    waited before (`waited_ms`), and of which `release` the worker is. `actor` is the person who did it, in what an operator did.
-    Values that do not apply are empty or None; these five are None where they are not known, too.
+    An event that ends an attempt has the time at which the attempt began (`started_ms`), how long it ran (`run_ms`), how long its
+    message waited before (`waited_ms`), and the worker's `release`. `actor` is the person behind an operator's step. Values that do
+    not apply are empty or None; these five are also None if they are not known.
     """
 
     task_id: str
@@ -144,7 +144,7 @@ class Event:
 
     @classmethod
     def from_entry(cls, entry_id: bytes | str, values: Mapping[Any, Any]) -> Self:
-        """The event that a stream entry holds. Raises `EnvelopeError` where the entry is none of ours."""
+        """The event that a stream entry holds. Raises `EnvelopeError` if redelivery did not write the entry."""
         entry_id = _text(entry_id)
         read = {_text(key): _text(value) for key, value in values.items()}
         task_id, outcome = read.get("t", ""), read.get("o", "")
@@ -195,7 +195,7 @@ LIMIT = 2**63
 
 
 def _number(value: int | None) -> str:
-    """As it is recorded; nothing where a message says what the books cannot hold (64 bits)."""
+    """The number as it is recorded; empty if a message names a number that does not fit into 64 bits."""
     return str(int(value)) if isinstance(value, int) and -LIMIT <= value < LIMIT else ""
 
 
@@ -214,12 +214,12 @@ def _text(value: bytes | str) -> str:
 
 
 def entries(raw: Iterable[tuple[bytes, Mapping[bytes, bytes]]]) -> list[Event]:
-    """The events of what XRANGE or XREAD answered."""
+    """The events in an answer of XRANGE or XREAD."""
     return [Event.from_entry(entry_id, values) for entry_id, values in raw]
 
 
 class Numbering:
-    """Gives events their ids where the broker gives none: one publisher's have no gap, so that a missing one shows."""
+    """Gives events their ids if the broker gives none. The numbers of one publisher have no gap, so that a lost event is found."""
 
     def __init__(self) -> None:
         self._pid = 0
@@ -227,11 +227,11 @@ class Numbering:
         self._numbers = itertools.count(1)
 
     def next_id(self) -> str:
-        """The next id; a forked process is a publisher of its own."""
+        """The next id; a forked process is another publisher."""
         if self._pid != os.getpid():
             self._pid, self._publisher, self._numbers = os.getpid(), uuid.uuid4().hex[:12], itertools.count(1)
         return f"{time.time_ns() // 1_000_000}-{self._publisher}.{next(self._numbers)}"
 
     def begin_anew(self) -> None:
-        """Be another publisher: the last id may not have arrived, and then its number would look like one that was lost."""
+        """Become another publisher: if the event with the last id has not arrived, it must not look like a lost event."""
         self._pid = 0

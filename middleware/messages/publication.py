@@ -1,7 +1,7 @@
-"""A publication: one message that its producer has handed over, until the broker has it; and a batch of them.
+"""A publication: one message of a producer that the broker does not have yet; and a batch of publications.
 
-What kombu would have published at once is kept here as kombu prepared it: the body is bytes already, so that its caller may go on
-and change what it was made of. The broker makes its own message of it when the batch goes out.
+kombu would publish the message at once. Here it is kept as kombu has prepared it: the body is already bytes, so the caller may
+change the objects that it was made of. The channel makes its own message when the batch is sent.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-#: What a message takes beside its body, roughly: headers and properties, where nobody has put more into them.
+#: About how many bytes the headers and properties of an ordinary message take, beside its body.
 OVERHEAD = 1024
 
 
 @dataclass(slots=True, eq=False)
 class Publication:
-    """One message on its way to the broker.
+    """One message that is to be published.
 
-    `how` is what kombu's channels call it with: exchange, routing key and the like. `declare` is what must be there before.
-    `event_id` is the id of its outcome event, where the broker gives events none.
+    `how` has the keyword arguments for kombu's channel: exchange, routing key and others. `declare` lists the queues and exchanges
+    that must exist first. `event_id` is the id of its outcome event, if the broker gives events none.
     """
 
     body: Any
@@ -46,7 +46,7 @@ class Publication:
         return len(self.body) + max(OVERHEAD, sum(map(_size, self.headers.values())))
 
     def message(self, channel: Any) -> Any:
-        """A new message of this channel's kind."""
+        """A new message in this channel's form."""
         return channel.prepare_message(
             self.body, self.priority, self.content_type, self.content_encoding, self.headers, self.properties
         )
@@ -61,17 +61,17 @@ def _size(header: object) -> int:
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """Publications that go out together, in their order. `stamp` is what the broker knows the batch by when it is asked again."""
+    """Publications that are sent together, in their order. `stamp` identifies the batch for the broker if it is sent again."""
 
     publications: list[Publication]
     stamp: Any = None
 
     @property
     def left(self) -> list[Publication]:
-        """Those that the broker is not known to have."""
+        """The publications that the broker may not have yet."""
         return [each for each in self.publications if not each.is_published]
 
     @property
     def entities(self) -> list[Any]:
-        """What must be there before, each once."""
+        """The queues and exchanges that must exist first, each once."""
         return list({id(entity): entity for each in self.left for entity in each.declare}.values())

@@ -1,4 +1,4 @@
-"""The outcome event of a step of one message, and the id under which it is recorded: whatever its bytes are, it has both."""
+"""The outcome event of a step of one message, and the id under which it is recorded. Every message has both, whatever its bytes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_TEXT = 256
 
 
 class HasBytes(Protocol):
-    """What has the bytes of a message, and may make them only when it is asked."""
+    """An object that has the bytes of a message; it may make them only on access."""
 
     @property
     def raw(self) -> bytes:
@@ -25,17 +25,17 @@ class HasBytes(Protocol):
 
 
 def recorded_id(said: object, of: bytes | HasBytes) -> str:
-    """The id under which a message is recorded that says this of its id: cut, or made from its bytes, where it is none."""
+    """The id under which a message is recorded: its own id `said`, cut; or made from its bytes if `said` is no id."""
     return text(said, MAX_TEXT) or raw_id(of if isinstance(of, bytes) else of.raw)
 
 
 def raw_id(raw: bytes) -> str:
-    """The id under which a message without one of its own is recorded: equal bytes, equal id."""
+    """The id under which a message without an id is recorded: equal bytes, equal id."""
     return f"raw-{hashlib.sha1(raw, usedforsecurity=False).hexdigest()}"
 
 
 def wrapped(raw: bytes) -> dict[str, Any]:
-    """An envelope for bytes that have none: they are its body, in base64, whatever they are."""
+    """A new message whose body is these bytes, in base64: for bytes that are no message."""
     return {
         "body": base64.b64encode(raw).decode(),
         "content-type": "application/octet-stream",
@@ -48,10 +48,10 @@ def wrapped(raw: bytes) -> dict[str, Any]:
 def about(
     headers: Mapping[str, Any], queue: str, of: bytes | HasBytes, outcome: Outcome, envelope: Envelope | None = None, **facts: Any
 ) -> Event:
-    """The event of a step of this message of this queue, whatever its headers are; `facts` are fields of `Event`.
+    """The event of a step of this message of this queue, for any headers; `facts` are fields of `Event`.
 
-    `of` is the message's bytes, or has them; they are looked at only where the headers have no id. `envelope` is the headers'
-    own, where it has been read already.
+    `of` is the message's bytes, or an object that has them; they are used only if the headers have no id. `envelope` is the
+    headers' own, if it has been read already.
     """
     envelope = Envelope.of(headers) if envelope is None else envelope
     return Event(
@@ -70,7 +70,7 @@ def about(
 
 
 def published(message: dict[str, Any], queue: str) -> Event | None:
-    """The event of a publication; None for what is no task. What Celery's own `retry` publishes is a redelivery of one life."""
+    """The event of a publication; None if it is no task. A publication by Celery's own `retry` is a redelivery of the same life."""
     headers = message.get("headers") or {}
     task_id = headers.get("id")
     if not isinstance(task_id, str) or not task_id or not isinstance(headers.get("task"), str):

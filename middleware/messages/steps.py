@@ -1,8 +1,8 @@
-"""How each step of a message's life rewrites its history; `docs/architecture.md` lists what each of them writes.
+"""How each step of a message's life rewrites its history; `docs/architecture.md` lists what each step writes.
 
-The body, all other properties and all other headers are never touched. Histories are bounded: the last 20 attempts, 20 deaths (the
-first one always stays), a traceback of 16 KiB. A message is opened with the plain JSON codec, not kombu's, so that values with a
-meaning to kombu come out as they went in.
+The body, all other properties and all other headers are never changed. Histories are bounded: the last 20 attempts, 20 deaths (the
+first one always stays), a traceback of 16 KiB. A message is read with the plain JSON codec, not kombu's, so that values with a
+special meaning to kombu are not changed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _encoded = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def opened(raw: bytes) -> Raw:
-    """The message in these bytes. Raises `EnvelopeError` where they hold none: no JSON, or JSON of another shape."""
+    """The message in these bytes. Raises `EnvelopeError` if they are no message: no JSON, or JSON of another shape."""
     try:
         message = json.loads(raw)
     except (ValueError, RecursionError) as exc:
@@ -75,10 +75,10 @@ def redelivered(
 ) -> Raw:
     """The message as it is delivered again.
 
-    `attempt` is the counted delivery that ended; None where it does not count (`suspect`: its worker died, and it may not have been
-    running). `crash` and `requeued` (the task raised `Reject`) keep Celery's `retries` as it is, which counts what `Task.retry` is
-    limited by. `due_ms` is until when it waits. `lost` is the span's context of a delivery that does not count. A letter goes to
-    its handler again: only that is counted.
+    `attempt` is the counted delivery that ended; None if it does not count (`suspect`: its worker died, and the task may not have
+    begun). `crash` and `requeued` (the task raised `Reject`) do not change Celery's `retries`, which limits `Task.retry`. `due_ms`
+    is until when it waits. `lost` is the span's context of a delivery that does not count. For a dead letter, which goes to its
+    handler again, only `handled` is counted.
     """
     envelope = _begun(Envelope.of(message["headers"]), message, queue, seen_ms)
     if envelope.is_letter:
@@ -103,9 +103,9 @@ def redelivered(
 
 
 def republished(header: object, delivery_info: object, queue: str, *, seen_ms: int, attempt: Attempt) -> dict[str, Any]:
-    """The header of the message that `Task.retry` publishes in place of this one: its history goes on.
+    """The header of the message that `Task.retry` publishes in place of this one: it keeps the history.
 
-    `header` and `delivery_info` are this message's, whatever they are; `attempt` is the delivery that ends.
+    `header` and `delivery_info` are this message's, in any form; `attempt` is the delivery that ends.
     """
     message = {"headers": {HEADER: header}, "properties": {"delivery_info": mapping(delivery_info)}}
     again = redelivered(message, queue, seen_ms=seen_ms, attempt=attempt)
@@ -113,7 +113,7 @@ def republished(header: object, delivery_info: object, queue: str, *, seen_ms: i
 
 
 def deferred(message: Raw, queue: str, *, seen_ms: int, eta: str | None = None) -> Raw:
-    """The message as it waits for its producer's ETA, or for a later one (`eta`) that its delivery delay gives it."""
+    """The message as it waits for its producer's ETA, or for a later ETA (`eta`) that follows from its delivery delay."""
     envelope = _begun(Envelope.of(message["headers"]), message, queue, seen_ms)
     headers = message["headers"] if eta is None else {**message["headers"], "eta": eta}
     envelope = replace(envelope, served_eta=headers.get("eta"))
@@ -121,7 +121,7 @@ def deferred(message: Raw, queue: str, *, seen_ms: int, eta: str | None = None) 
 
 
 def released(message: Raw) -> Raw:
-    """The message as a worker that stops puts it back, where that is done by publishing it again: it has not run."""
+    """The message as a worker that stops publishes it again to give it back: it has not run."""
     headers = message["headers"]
     return {**message, "headers": {**headers, RELEASED: count(headers.get(RELEASED)) + 1}}
 
@@ -139,9 +139,9 @@ def dead(
     detail: str = "",
     parked: bool = False,
 ) -> Raw:
-    """The message as a dead letter: whole, with the death record in its header.
+    """The message as a dead letter: complete, with the death record in its header.
 
-    A letter that dies again (its handler failed) keeps the failure and the attempts of its task; what the handler died of is the
+    A dead letter that dies again (its handler failed) keeps the failure and the attempts of its task; the handler's failure is the
     new death's detail.
     """
     envelope = _begun(Envelope.of(message["headers"]), message, queue, seen_ms)
@@ -177,7 +177,7 @@ def dead(
 
 
 def undelivered(letter: Raw, dead_letter_queue: str | None) -> Raw:
-    """The letter as it waits until this dead-letter queue is there; None: as it goes there at last."""
+    """The dead letter as it waits until this dead-letter queue exists; with None, as it is sent to that queue."""
     envelope = replace(Envelope.of(letter["headers"]), undelivered=dead_letter_queue)
     return {**letter, "headers": {**letter["headers"], HEADER: envelope.to_header()}}
 
@@ -185,10 +185,10 @@ def undelivered(letter: Raw, dead_letter_queue: str | None) -> Raw:
 def redriven(
     message: Raw, address: tuple[str, str] | None = None, *, on_purpose: bool = True, known: Envelope | None = None
 ) -> Raw:
-    """The message as it goes to this exchange and routing key for another life; None is its origin queue, as it names it itself.
+    """The message in a new generation, for this exchange and routing key; None: for the origin queue that its header names.
 
-    `on_purpose`: an operator or a handler wants it so; else a worker merely consumes the queue where it lies. `known` is its
-    envelope, where that has been read already. Raises `EnvelopeError` where it is to go to its origin, and names none.
+    `on_purpose`: an operator or a handler redrives it; otherwise a worker only consumes its dead-letter queue. `known` is its
+    envelope, if it has been read already. Raises `EnvelopeError` if it must go to its origin, and names none.
     """
     envelope = Envelope.of(message["headers"]) if known is None else known
     if address is None:
@@ -216,12 +216,12 @@ def redriven(
 
 
 def iso(ms: int) -> str:
-    """This time (milliseconds since the epoch) as Celery writes an ETA."""
+    """This time (milliseconds since the epoch) in the form of Celery's ETA."""
     return datetime.fromtimestamp(ms / 1000, UTC).isoformat()
 
 
 def _begun(envelope: Envelope, message: Raw, queue: str, seen_ms: int) -> Envelope:
-    """The envelope with its origin and its first sight, where this is the first time that we write it."""
+    """The envelope with its origin and the time at which the message was first seen, if it does not have them yet."""
     if envelope.first_seen_ms is None:
         envelope = replace(envelope, first_seen_ms=seen_ms)
     if not envelope.origin.get("queue"):
@@ -237,13 +237,13 @@ def _redelivered_properties(message: Raw) -> Raw:
 
 
 def _copies(headers: Mapping[str, Any]) -> list[str]:
-    """The routing keys of a message's copies, as RabbitMQ reads them; as many as we keep of anything."""
+    """The routing keys of a message's copies (RabbitMQ's `CC`), `MAX_DEATHS` at most."""
     given = headers.get("CC")
     return [each[:MAX_ROUTING_KEY] for each in given if isinstance(each, str)][:MAX_DEATHS] if isinstance(given, list) else []
 
 
 def _first_death(envelope: Envelope) -> Mapping[str, Any] | None:
-    """The first death as it is known so far; that of an older version's letter is the one that began first."""
+    """The first death as it is known so far; in a dead letter of an older version, the death with the earliest `first`."""
     if envelope.first_death is not None or not envelope.deaths:
         return envelope.first_death
     first = min(envelope.deaths, key=lambda each: count(each.get("first")))
@@ -260,7 +260,7 @@ def _with_death(
     lifetime: Mapping[str, Any],
     detail: str,
 ) -> tuple[Mapping[str, Any], ...]:
-    """One entry for each queue and reason, the newest first (RabbitMQ's `x-death`); the one that began first stays."""
+    """One entry for each queue and reason, the newest first (RabbitMQ's `x-death`); the entry with the earliest `first` stays."""
     deaths, info = envelope.deaths, mapping(message["properties"].get("delivery_info"))
     known = next((each for each in deaths if each.get("queue") == queue and each.get("reason") == reason), None)
     death: dict[str, Any] = {

@@ -6,10 +6,10 @@ Times count from the publication, if a producer with redelivery noted it (`PUBLI
 moment when a worker first saw the message. Then:
 
 - it *expires* at the earliest of: the producer's `expires` (Celery), its `TIME_TO_LIVE` header, and the queue's `max_time_to_live`
-  (Solace: the lesser applies, the queue's where the message has none). Without `respect_time_to_live` only the queue's counts;
+  (Solace's rule: the shorter one applies). Without `respect_time_to_live` only the queue's counts;
 - it is *due* at the latest of: its ETA, its `DELIVERY_DELAY` header and the queue's `delivery_delay`. Each message waits for this
   once: a redelivery, or a redriven dead letter, does not wait for its publication's delay again;
-- a dead letter does not expire, whichever queue it lies in.
+- a dead letter does not expire, in any queue.
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ if TYPE_CHECKING:
 
     from .envelope import Envelope
 
-#: What a producer may say of one message, in milliseconds.
+#: Headers that a producer may set for one message, in milliseconds.
 TIME_TO_LIVE = "redelivery-time-to-live-ms"
 DELIVERY_DELAY = "redelivery-delivery-delay-ms"
-#: When our own producer published it, by the broker's clock (milliseconds since the epoch); written where a lifetime needs it.
+#: When a producer with redelivery published it, by the broker's clock (milliseconds since the epoch); written if a lifetime needs
+#: it.
 PUBLISHED = "redelivery-published"
-#: 100 years: what is longer is no time but a mistake.
+#: 100 years: a longer duration is taken for a mistake.
 MAX_MS = 100 * 366 * 86_400_000
 
 
 def header_ms(headers: Mapping[str, Any], name: str) -> int | None:
-    """A duration (ms) that a producer wrote; None where it wrote none, or none that can be read."""
+    """A duration (ms) that a producer wrote; None if it wrote none, or it cannot be read."""
     value = headers.get(name)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
@@ -41,7 +42,7 @@ def header_ms(headers: Mapping[str, Any], name: str) -> int | None:
 
 
 def is_dated(headers: Mapping[str, Any]) -> bool:
-    """Whether this message's own headers make its time of publication matter."""
+    """Whether this message's own headers need its time of publication."""
     return headers.get("expires") is not None or TIME_TO_LIVE in headers or DELIVERY_DELAY in headers or PUBLISHED in headers
 
 
@@ -54,10 +55,10 @@ def expiry_ms(
     seen_ms: int,
     expires_ms: int | None,
 ) -> int | None:
-    """When the message expires; None where it never does. `expires_ms` is Celery's `expires` header, read.
+    """When the message expires; None if it never does. `expires_ms` is Celery's `expires` header in milliseconds.
 
-    Celery writes `expires` by the producer's clock, and beside it (`properties["expiration"]`) how long that is from now: with the
-    broker's time of publication, the producer's clock does not matter.
+    Celery writes `expires` by the producer's clock, and also the duration from the publication on (`properties["expiration"]`). If
+    the broker's time of publication is known, the duration is counted from it, and the producer's clock does not matter.
     """
     if envelope.is_letter:
         return None
@@ -85,9 +86,9 @@ def due_ms(
     eta_ms: int | None,
     eta_threshold_ms: float,
 ) -> int | None:
-    """Until when the message must wait in the delay store; None where it need not, or has waited already.
+    """Until when the message must wait in the delay store; None if it need not wait, or has waited already.
 
-    `eta_ms` is its ETA, where that has not been waited for; within the threshold the worker itself waits for it.
+    `eta_ms` is its ETA, if the message has not waited for it yet; within the threshold the worker itself waits for it.
     """
     dues = []
     if eta_ms is not None and eta_ms - seen_ms > eta_threshold_ms:
@@ -123,7 +124,7 @@ def _expiration(properties: Mapping[str, Any]) -> int | None:
 
 
 def milliseconds(moment: object, app: Any) -> int | None:
-    """When an `eta` or `expires` header says; None where it cannot be read: Celery says what is wrong with it."""
+    """The time in an `eta` or `expires` header; None if it cannot be read: Celery reports what is wrong with it."""
     from celery.utils.time import maybe_iso8601, maybe_make_aware  # noqa: PLC0415 - only for messages that have one
 
     try:
