@@ -1,4 +1,4 @@
-"""What happens to one message inside a worker: its arrival, its attempts, what is decided, how it leaves."""
+"""The handling of one message inside a worker: its arrival, its attempts, the decision, and how it leaves."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from redelivery.lazily import lazily
 
-#: Names that pickled results of earlier versions contain: the module that they name, and where each name stands now.
+#: Names that pickled results of earlier versions contain: the old module, and the module that has each name now.
 STORED: dict[str, dict[str, str]] = {
     "raised": dict.fromkeys(("DeadLetter", "RedeliverAfter", "_redeliver_after"), "policy.task_exceptions"),
     "decision": dict.fromkeys(("DeadLetter", "Discard"), "policy.decision"),

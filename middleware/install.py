@@ -1,7 +1,7 @@
 """`Redelivery(app)`: the two lines that install everything.
 
-It configures and finalises nothing early: it adds bootsteps, and a transport class to the connections that the app will open. The
-settings are read when they are first needed, and the tasks are looked at when a worker starts.
+It does not configure or finalize the app: it adds bootsteps, and a transport class to the connections that the app will open. The
+settings are read when they are first needed, and the tasks when a worker starts.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 class Redelivery(Runtime):
     """Retries, dead letters, delays and outcomes for every task of a Celery app.
 
-    `settings` overrides `app.conf.redelivery`; both are mappings as `redelivery.settings` describes. `mode` overrides theirs:
+    `settings` replaces `app.conf.redelivery`; both are mappings as `redelivery.settings` describes. `mode` overrides their mode:
     `"observe"` records outcomes and the decisions that would be taken, and changes nothing. A second `Redelivery` for the same app
     is refused.
     """
@@ -64,15 +64,15 @@ class Redelivery(Runtime):
         return self.transport.is_transient(exc)
 
     def policy_for(self, queue: str, task: str | None = None) -> RedeliveryPolicy:
-        """What holds for this task on this queue."""
+        """The policy for this task on this queue."""
         return self.policies.policy_for(queue, task)
 
     def publishing(self) -> PublishingBlock:
         """A block whose code publishes in batches: `with app.redelivery.publishing(): ...`; its `flush()` publishes at once.
 
-        `delay()` and `apply_async()` return as ever. A batch goes out at the end of the block (also where an exception ends it), at
-        500 messages, at a mebibyte, or when a message comes a second after the oldest. What a process has not handed over when it
-        dies is neither published nor recorded. Do not wait for a result in the block before `flush()`.
+        `delay()` and `apply_async()` return as always. A batch is sent at the end of the block (also if an exception ends it), at
+        500 messages, at a mebibyte, or when a message comes a second after the oldest. If the process dies before that, the batch
+        is neither published nor recorded. Do not wait for a result in the block before `flush()`.
         """
         return PublishingBlock(self.app)
 
@@ -80,7 +80,7 @@ class Redelivery(Runtime):
         """Decorate the function that decides about the dead letters of these origin queues, in a worker that consumes their DLQ.
 
         It is given a `redelivery.Letter`, and returns what the letter's `redrive`, `archive`, `discard` or `park` returned.
-        `options` are a Celery task's. Raises `ConfigurationError` where a queue has a handler already.
+        `options` are a Celery task's. Raises `ConfigurationError` if a queue has a handler already.
         """
         from .worker.deliveries.letter_handler import dead_letter_handler  # noqa: PLC0415 - few apps have one
 
@@ -88,7 +88,7 @@ class Redelivery(Runtime):
 
 
 def _telemetry_of(runtime: Runtime) -> Telemetry:
-    """Who tells OpenTelemetry. Raises `ConfigurationError` where it is not installed."""
+    """The object that reports to OpenTelemetry. Raises `ConfigurationError` if OpenTelemetry is not installed."""
     try:
         from .telemetry.spans import Spans  # noqa: PLC0415 - OpenTelemetry is an extra
     except ImportError as exc:

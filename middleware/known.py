@@ -1,7 +1,7 @@
-"""The libraries whose inner workings are used here, in the versions that this was written against and is tested with.
+"""The libraries whose private parts are used here, and their versions that are tested.
 
-Of any other version nothing private is used: its users do without, as its module says, and a worker warns of it
-when it starts. The same holds where a part that is looked for is not there.
+With any other version, or if a part is missing, nothing private is used: the module that needs it works without, as its docstring
+says. A worker logs a warning when it starts with such a version.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from .logs import log
 
-#: How their versions begin.
+#: The beginnings of the known versions.
 KNOWN: Final = {
     "billiard": ("4.2.", "4.3."),
     "celery": ("5.6.", "5.7."),
@@ -26,7 +26,7 @@ def version_of(library: str) -> str:
 
 
 def is_known(*libraries: str) -> bool:
-    """Whether these are all of versions whose inner workings we know."""
+    """Whether all these libraries have versions whose private parts are known."""
     return all(f"{version_of(each)}.".startswith(KNOWN[each]) for each in libraries)
 
 
@@ -36,7 +36,7 @@ def known_of(library: str) -> str:
 
 
 def warn_unless_known(library: str, without: str) -> None:
-    """Say that this library is not known, and what follows from doing `without`."""
+    """Log that this library's version is not known; `without` says what follows."""
     if not is_known(library):
         log.warning("library.unknown", library=library, version=version_of(library), why=f"{known_of(library)}; {without}")
 

@@ -1,14 +1,14 @@
 """Log lines of this project: structlog events named `noun.verb_past`, written to the standard logger `redelivery`.
 
-The host application's own logging is left alone: nothing is configured here. Where the host has configured structlog, our lines go
-through its processors; where it has not, they are written as `event key=value` lines. `docs/logging.md` lists the events.
+The host application's own logging is not changed: nothing is configured here. If the host has configured structlog, these lines go
+through its processors; if not, they are written as `event key=value` lines. `docs/logging.md` lists the events.
 
-A line cannot move the cursor or break into two lines: control characters in texts of strangers are shown as escapes. No URL in it
-has a user or a password. If an app of this process sets `redact`, a line has no text of an exception either: of a traceback only
-the places and the types are kept. Celery's own lines about tasks are then treated in the same way (`celery_lines`).
+A line cannot move the cursor or break into two lines: control characters in any text are shown as escapes. No URL in it has a user
+or a password. If an app of this process sets `redact`, a line has no text of an exception either: only the places and types of a
+traceback are kept. Celery's own lines about tasks are then changed in the same way (`celery_lines`).
 
-What a task writes carries the task's id, attempt, queue and generation: they are bound as structlog context variables while it
-runs, and `TaskContext` is a standard `logging.Filter` that puts the same values on records of the standard library.
+The lines that a task writes have the task's id, attempt, queue and generation: they are bound as structlog context variables while
+it runs, and `TaskContext` is a standard `logging.Filter` that puts the same values on records of the standard library.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ if TYPE_CHECKING:
     from structlog.typing import EventDict, WrappedLogger
 
 BOUND = ("task_id", "attempt", "queue", "generation")
-#: What stands in place of arguments, and of the texts and tracebacks of exceptions.
+#: Replaces arguments, and the texts and tracebacks of exceptions.
 HIDDEN = "(hidden: redact is set)"
-#: The installations of this process whose settings say `redact`: one is enough, for a line does not say whose it is.
+#: The installations of this process that set `redact`. One is enough to redact all lines: a line does not name its installation.
 redacting: weakref.WeakSet[Any] = weakref.WeakSet()
-#: Keys whose values are what exceptions and handlers said, and those that hold a traceback.
+#: Keys whose values are texts of exceptions and handlers, and keys whose values are tracebacks.
 _TEXTS, _TRACEBACKS = ("detail",), ("exception", "stack")
 
 
 def told(exc: BaseException) -> str:
-    """What an exception says that may repeat a message's content; its type alone where `redact` is set."""
+    """The text of an exception that may repeat a message's content; its type alone if `redact` is set."""
     return type(exc).__name__ if redacting else str(exc)
 
 
 def _hide(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
-    """Take out of a line what `redact` hides."""
+    """Remove from a line what `redact` hides."""
     if not redacting:
         return event
     event.update({name: HIDDEN for name in _TEXTS if event.get(name)})
@@ -62,20 +62,20 @@ def _exception_of(exc_info: Any) -> BaseException | None:
 
 
 def places_of(exc: BaseException) -> str:
-    """A traceback without what its exceptions said."""
+    """A traceback without the texts of its exceptions."""
     chain = _chain(traceback.TracebackException.from_exception(exc))
     return "\n\n".join("".join((*each.stack.format(), f"{each.exc_type.__qualname__}: {HIDDEN}")) for each in chain)
 
 
 def _chain(found: traceback.TracebackException | None) -> Iterator[traceback.TracebackException]:
-    """An exception behind those that led to it."""
+    """The exceptions that led to this one, the first cause first, and then this one."""
     if found is not None:
         yield from _chain(found.__cause__ or (None if found.__suppress_context__ else found.__context__))
         yield found
 
 
 def _escape(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
-    """Make every value of a line harmless; an exception is left to its own processor, but for one whose text is not harmless."""
+    """Make every value of a line harmless. An exception with harmless text is left to its own processor."""
     rest = {name: tame(value, keeps_lines=name in _TRACEBACKS) for name, value in event.items() if name != "exc_info"}
     exc = _exception_of(event.get("exc_info"))
     if exc is None:
@@ -86,7 +86,7 @@ def _escape(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
 
 
 def tame(value: Any, *, keeps_lines: bool = False) -> Any:
-    """A value of a line, harmless; numbers stay, and a traceback keeps its lines."""
+    """A value of a line, made harmless; numbers stay, and a traceback keeps its lines."""
     if value is None or isinstance(value, (bool, int, float)):
         return value
     if isinstance(value, dict):
@@ -102,7 +102,7 @@ _RENDER = structlog.processors.LogfmtRenderer(key_order=["event"], bool_as_flag=
 _PLAIN = (merge_contextvars, _hide, structlog.processors.format_exc_info, _escape, _RENDER)
 
 
-#: Where a handler formats by structlog, which renders: the event as it is.
+#: Processors for a host whose handler formats with structlog: the event is passed on without rendering.
 _UNRENDERED = (
     merge_contextvars,
     _hide,
@@ -114,7 +114,7 @@ _UNRENDERED = (
 
 
 def _is_rendered_later(logger: logging.Logger) -> bool:
-    """Whether a handler of our lines formats by structlog (as Airflow's do)."""
+    """Whether a handler of these lines formats with structlog (as Airflow's do)."""
     at: logging.Logger | None = logger
     while at is not None:
         if any(isinstance(handler.formatter, structlog.stdlib.ProcessorFormatter) for handler in at.handlers):
@@ -124,13 +124,13 @@ def _is_rendered_later(logger: logging.Logger) -> bool:
 
 
 def _process(logger: WrappedLogger, method: str, event: EventDict) -> Any:
-    """The host's rendering, once; our own, where it has none configured."""
+    """Render a line as the host has configured structlog; in our own way if it has not."""
     config = structlog.get_config()
     processors: tuple[Any, ...] = _PLAIN
     if structlog.is_configured():
         processors = (_hide, _escape, *config["processors"])
         if not isinstance(config["logger_factory"], LoggerFactory) and _is_rendered_later(_LOGGER):
-            processors = _UNRENDERED  # the host's end in a rendering for loggers of its own
+            processors = _UNRENDERED  # the host's processors render, and its handler would render again
     processed: Any = event
     for processor in processors:
         processed = processor(logger, method, processed)
@@ -138,10 +138,10 @@ def _process(logger: WrappedLogger, method: str, event: EventDict) -> Any:
 
 
 class Tracebacks(logging.Filter):
-    """Makes the traceback that the standard library writes below a line harmless, and leaves it out where texts are hidden."""
+    """Makes the traceback that the standard library writes below a line harmless, and leaves it out if `redact` is set."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Write it before a formatter does; the exception itself stays. Lets every record through."""
+        """Write the traceback before a formatter does; the exception itself stays. Drops no record."""
         if redacting:
             record.exc_info = record.exc_text = None
         elif record.exc_info and record.exc_info[0] is not None:
@@ -165,7 +165,7 @@ class TaskContext(logging.Filter):
     """Puts `task_id`, `attempt`, `queue` and `generation` on every record, empty outside a task, for a formatter to use."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Add the values; lets every record through."""
+        """Add the values; drops no record."""
         context = get_contextvars()
         for name in BOUND:
             if not hasattr(record, name):

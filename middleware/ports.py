@@ -1,11 +1,11 @@
-"""What a broker offers the middleware: the moves of a message that a worker holds, and its answers.
+"""The operations that a broker offers the middleware: the moves of a message that a worker holds, and the broker's answers.
 
-A move is asked for with the tag under which the message is held. It is answered `DONE`; or `ALREADY`, when an earlier asking of the
-same move was carried out and its answer was lost; or `REFUSED`, when the message has meanwhile been given to another worker; or
-`MISSING`, when the queue that it should go to is not there and may not be made: then nothing has changed.
+A move names the tag under which the message is held. The answer is `DONE`; `ALREADY` if an earlier call of the same move was
+carried out and its answer was lost; `REFUSED` if the message has meanwhile been given to another worker; or `MISSING` if the target
+queue does not exist and may not be created: then nothing has changed.
 
-What a kind of broker cannot do is missing in its transport's `capabilities`; code that needs one asks for it, and says what is
-missing.
+If a broker cannot do something, its transport's `capabilities` lack it; code that needs a capability checks for it, and reports if
+it is missing.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ if TYPE_CHECKING:
     from .messages.events import Event
     from .policy.resolver import Pace
 
-#: How the start of a message is recorded that was acknowledged before its task ran (`acks_late=False`).
+#: The recorded start of a message that was acknowledged before its task ran (`acks_late=False`).
 ACCEPTED = "accepted"
 
 
 class Capability(StrEnum):
     """What a transport can do.
 
-    - `ATOMIC_MOVES`: acknowledging, moving and recording are one step; else a crash between them delivers a message again.
-    - `KEPT_UNTIL_ACKNOWLEDGED`: what a worker holds is delivered again when it is killed; else it is lost with it.
-    - `LEASES`: workers hold messages under leases that others watch; else it is the broker that delivers again, where anybody does.
-    - `STARTS`: a start can be recorded, so that a crash counts against what had begun, and not against what was beside it.
-    - `SERVER_TIME`: the broker's clock is the one that counts; else each machine's own.
-    - `BROKER_DELAYS`: what is not due waits in the broker; else in the worker.
-    - `EXACT_DELAYS`: delays are milliseconds; else whole seconds, rounded up.
-    - `DELAY_STORE_LISTING`, `CANCEL_DELAYED`, `PROMOTE_DELAYED`: what waits can be listed, taken out, and be made due earlier.
+    - `ATOMIC_MOVES`: acknowledging, moving and recording are one step; otherwise a crash between them delivers a message again.
+    - `KEPT_UNTIL_ACKNOWLEDGED`: if a worker is killed, its messages are delivered again; otherwise they are lost.
+    - `LEASES`: workers hold messages under leases that other workers watch; otherwise the broker itself delivers again, if it can.
+    - `STARTS`: a start can be recorded, so that a crash counts only against messages that had begun.
+    - `SERVER_TIME`: times are by the broker's clock; otherwise by each machine's own.
+    - `BROKER_DELAYS`: messages that are not due wait in the broker; otherwise in the worker.
+    - `EXACT_DELAYS`: delays are milliseconds; otherwise whole seconds, rounded up.
+    - `DELAY_STORE_LISTING`, `CANCEL_DELAYED`, `PROMOTE_DELAYED`: delayed messages can be listed, removed, and made due earlier.
     - `DEAD_LETTER_QUEUES`: dead letters are kept.
-    - `BROWSE_LETTERS_UNMARKED`: a look at letters, or at what waits, takes them from nobody and leaves no mark on them.
-    - `HEAD_OF_QUEUE`: what was not run goes back to where it was taken from; else behind all others.
-    - `QUEUE_BOUNDS`, `LETTER_BOUNDS`: `max_length`, and `dead_letter_time_to_live` with `max_dead_letters`, are kept by us.
-    - `REDELIVERY_BUDGETS`: `redeliveries_per_second` is kept by us.
+    - `BROWSE_LETTERS_UNMARKED`: reading dead letters or delayed messages takes them from nobody, and leaves no mark on them.
+    - `HEAD_OF_QUEUE`: a message that did not run goes back to the head of its queue; otherwise behind all others.
+    - `QUEUE_BOUNDS`, `LETTER_BOUNDS`: redelivery enforces `max_length`, and `dead_letter_time_to_live` with `max_dead_letters`.
+    - `REDELIVERY_BUDGETS`: redelivery enforces `redeliveries_per_second`.
     - `OUTCOME_LOG`: the outcome events are kept on the broker.
-    - `REDELIVERY_COUNTS`: the broker says that it has handed a message over before.
+    - `REDELIVERY_COUNTS`: the broker reports that it has delivered a message before.
     """
 
     ATOMIC_MOVES = "atomic_moves"
@@ -81,10 +81,10 @@ class Answer(StrEnum):
 
 
 class Successor(StrEnum):
-    """What is known of the next delivery of a message that is handed over again.
+    """Whether a message that the broker delivers again was moved already, so that its next delivery exists.
 
-    `RECORDED`: it is there, and the event of the move is in the log. `SEEN`: it was there; the worker that moved it may have died
-    before it recorded that.
+    `RECORDED`: it exists, and the event of the move is in the log. `SEEN`: it was seen; the worker that moved it may have died
+    before it recorded the move.
     """
 
     UNKNOWN = "unknown"
@@ -93,11 +93,11 @@ class Successor(StrEnum):
 
 
 def ignore(*_: Any, **__: Any) -> None:
-    """What is called where nothing is to be done."""
+    """Do nothing."""
 
 
 class TaskResult(NamedTuple):
-    """What a backend is to store of a task's success: the key there, its bytes, for how many seconds (None or 0: for good).
+    """The result of a success, for its backend: the key, the bytes, and for how many seconds they are kept (None or 0: for ever).
 
     `database` is the number of the backend's database on the broker's server.
     """
@@ -145,13 +145,13 @@ class Held:
 
 
 class Lease(Protocol):
-    """A worker's lease of what it holds: it must be renewed, and ends where others see it stand still."""
+    """A worker's lease on the messages that it holds. If other workers see that it is not renewed, they end it."""
 
     def begin(self, instead_of: str) -> None:
         """Take a new token, and open its lease; `instead_of` is the one that was lost."""
 
     def is_alive(self) -> bool:
-        """Renew the lease; False where the token has been fenced."""
+        """Renew the lease; False if the token has been fenced."""
 
     def part(self) -> None:
         """Nothing is held any more: end the lease."""
@@ -160,13 +160,13 @@ class Lease(Protocol):
         """Whether this tag is held under a lease."""
 
     def accept(self, tag: str) -> Answer:
-        """Record that the message counts as acknowledged from here on, though it is held."""
+        """Record that the message counts as acknowledged from here on, although it is still held."""
 
 
 class Deliveries(Protocol):
-    """What one worker holds: `held` maps tag → message, from its receipt until its transition has been answered.
+    """The messages that one worker holds: `held` maps tag → message, from its receipt until its transition has been answered.
 
-    `token` is the one that the messages are held under, of a lease or of a connection.
+    `token` is the token of the lease or connection under which the messages are held.
     """
 
     worker: str
@@ -175,44 +175,44 @@ class Deliveries(Protocol):
 
     @property
     def lease(self) -> Lease | None:
-        """The lease that they are held under, where the broker has leases."""
+        """The lease under which they are held; None if the broker has no leases."""
 
     def holds(self, tag: str) -> bool:
-        """Whether this tag was minted under the token, or the connection, that there is now."""
+        """Whether this tag was made under the current token or connection."""
 
     def take(self, message: Any) -> Held | None:
-        """A message of kombu's as this worker holds it, from now on; None where it is none of a task queue's."""
+        """Hold a message of kombu's from now on; None if it does not come from a task queue."""
 
     def drop(self, tag: str) -> None:
         """Its transition has been answered: the message is no longer held."""
 
     def release(self, keep: set[str]) -> int:
-        """Give back, uncounted, what is held, but for the tags to `keep`; how many went back."""
+        """Give back, uncounted, the held messages, except for the tags to `keep`; return how many went back."""
 
     def now_ms(self) -> int:
-        """The broker's time, as far as this worker can tell without asking."""
+        """The broker's time, as far as this worker knows it without a call."""
 
 
 class Pipeline(Protocol):
-    """Transitions that the broker was asked for, and whose answers nobody waits for."""
+    """Transitions that were sent to the broker, and whose answers are read later."""
 
     def __len__(self) -> int: ...
 
     def tags(self) -> set[str]:
-        """The tags of the messages whose transitions are under way."""
+        """The tags of the messages whose transitions have no answer yet."""
 
     def is_here(self) -> bool:
-        """Whether this thread may ask."""
+        """Whether this thread may call `begin`."""
 
     def begin(self, tag: str, transition: Callable[[Moves], Answer], then: Callable[[Answer], None]) -> None:
-        """Ask for the transition; `then` gets the answer, here or later."""
+        """Send the transition; `then` gets the answer, now or later."""
 
     def settle(self) -> None:
         """Wait for every answer."""
 
 
 class Carrier(Protocol):
-    """Carries transitions out, each once, in order, and again where the broker cannot now (`outbox`)."""
+    """Carries transitions out, each once and in order; it tries again if the broker cannot carry one out now (`outbox`)."""
 
     under_way: Pipeline | None
 
@@ -222,28 +222,28 @@ class Carrier(Protocol):
         """The tags of the messages whose transitions are not carried out yet."""
 
     def ask(self, tag: str, transition: Callable[[Moves], Answer], then: Callable[[Answer], None], transport: Moves) -> None:
-        """As `carry_out`, of a transition that is told the transport; nobody waits for its answer, where that can be."""
+        """As `carry_out`, for a transition that takes the transport as argument; if possible, its answer is not waited for."""
 
     def carry_out(self, tag: str, transition: Callable[[], Answer], then: Callable[[Answer], None]) -> None:
-        """Try the transition now; `then` gets the answer, here or later."""
+        """Try the transition now; `then` gets the answer, now or later."""
 
     def settle(self) -> None:
-        """From here on every answer is waited for."""
+        """From here on every call waits for its answer."""
 
     def drain(self, seconds: float) -> bool:
-        """Wait until nothing is in line any more, at most this long; False where something still is."""
+        """Wait until no transition waits any more, at most `seconds`; False if one still waits."""
 
 
 class Names(Protocol):
-    """How a broker calls the place where the messages of a queue lie: as the queue, where all priorities lie in one."""
+    """The broker's name for the list of a queue's messages: the queue's own name, if one list holds all priorities."""
 
     def list_name(self, queue: str, priority: int = 0) -> str:  # noqa: ARG002 - brokers with a list for each priority use it
-        """The name of the place where a message of this priority lies."""
+        """The name of the list that holds messages of this priority."""
         return queue
 
 
 class Moves(Protocol):
-    """What may become of a message that is held; with `ATOMIC_MOVES`, each is one step, which happens whole or not at all."""
+    """The moves of a message that is held; with `ATOMIC_MOVES`, each is one step, which happens completely or not at all."""
 
     def acknowledge(self, tag: str, event: Event | None, result: TaskResult | None = None) -> Answer:
         """End the message; with the event, the `result` of its task is stored in that step (`FastPath.stores_results`)."""
@@ -261,9 +261,9 @@ class Moves(Protocol):
         first: bool = False,
         pace: Pace | None = None,
     ) -> Answer:
-        """Move the message to the delay store, or straight back to its list where nothing is left to wait.
+        """Move the message to the delay store, or directly to its list if it need not wait.
 
-        With `pace` (`REDELIVERY_BUDGETS`) it waits for its turn among what is delivered again, too.
+        With `pace` (`REDELIVERY_BUDGETS`) it also waits for its slot in the queue's retry budget.
         """
 
     def dead_letter(
@@ -276,68 +276,68 @@ class Moves(Protocol):
         event: Event | None,
         must_exist: bool = False,
     ) -> Answer:
-        """Move the message to a dead-letter queue, where that is there, or (unless it `must_exist`) may be made."""
+        """Move the message to a dead-letter queue. The queue is created if it is missing, unless it `must_exist`."""
 
     def start(self, tag: str) -> Answer:
         """Record that the message is about to run."""
 
     def release(self, held: Sequence[Held]) -> int:
-        """Put messages that were not run back to where they were taken from."""
+        """Put messages that did not run back to where they were taken from."""
 
 
 class Session(Protocol):
-    """A worker's deliveries, where the broker itself gives back what a dead worker held, as soon as its connection is gone."""
+    """A worker's deliveries on a broker that itself delivers a dead worker's messages again, when its connection is gone."""
 
     def attach(self, consumer: Consumer) -> None:
-        """From here on this consumer's deliveries are ours. Raises `BrokerError`."""
+        """From here on hold this consumer's deliveries. Raises `BrokerError`."""
 
     def drain(self, seconds: float) -> int:
-        """Wait for what the broker has not answered, at most this long; how many moves are left where that was not enough."""
+        """Wait for the broker's answers, at most `seconds`; return how many moves are still not answered."""
 
 
 class Redeliveries(Protocol):
-    """What a broker that hands messages over again by itself knows of one that it does (`REDELIVERY_COUNTS`)."""
+    """What is known about a message that the broker itself delivers again (`REDELIVERY_COUNTS`)."""
 
     def recorded_start(self, held: Held) -> str | None:
-        """How the start of a message that came again was recorded, where the broker says so: `ACCEPTED`, or when, or not at all."""
+        """The recorded start of a message that came again: `ACCEPTED`, or a time or name of the start; None if none is recorded."""
 
     def ask_moved(self, held: Held, letters: frozenset[str], then: Callable[[Successor, Sequence[Event]], None]) -> None:
-        """Tell `then`, now or later, from any thread, whether the message was moved on already.
+        """Call `then`, now or later, from any thread, with the answer whether the message was moved already.
 
-        With `SEEN` it is told the events of a death or a redrive, too, which may not be recorded. `letters` are the queues where a
-        dead letter may be looked for.
+        With `SEEN` it also gets the events of a death or a redrive that may not be recorded yet. `letters` are the queues in which
+        to look for its dead letter.
         """
 
 
 class FastPath(Protocol):
-    """Receiving and asking on connections of our own, where kombu receives and each move is waited for otherwise."""
+    """Receiving and moving on connections of our own. Without it kombu receives, and each move waits for its answer."""
 
     def receive(
         self, consumer: Consumer, owner: Deliveries, limit: Callable[[], int], on_garbage: Callable[[Held, Exception], None]
     ) -> bool:
-        """Receive by ourselves from now on, `limit` messages at the most; False where kombu is one that we do not know."""
+        """Receive without kombu from now on, at most `limit` messages; False if this version of kombu is not known."""
 
     def pipeline(self, hub: Any, wait_for: Callable[..., None]) -> Pipeline | None:
-        """Transitions whose answers this event loop reads; None where each is waited for. `wait_for` is `Carrier.carry_out`."""
+        """Transitions whose answers this event loop reads; None if each call waits. `wait_for` is `Carrier.carry_out`."""
 
     def stores_results(self, app: Celery) -> bool:
-        """Whether the results of this app's tasks can be stored by `acknowledge`: tried, on the broker."""
+        """Whether `acknowledge` can store the results of this app's tasks; this is tried on the broker."""
 
 
 class Registry(Protocol):
-    """What the broker knows of names."""
+    """What the broker records about names of queues."""
 
     def objection_to(self, queue: str) -> str | None:
-        """Why nothing may be sent to a queue of this name, beside what every broker refuses; None where it may."""
+        """Why no message may be sent to a queue of this name, beside the rules for every broker; None if it may."""
 
     def origin_of(self, dead_letter_queue: str) -> str | None:
-        """The queue whose worker used this dead-letter queue last."""
+        """The queue consumed by the worker that used this dead-letter queue last."""
 
 
 class Transport(Moves, Protocol):
     """One app's broker. A feature that it lacks is None."""
 
-    #: The app whose broker this is; None for one that was made by hand.
+    #: The app whose broker this is; None if the transport was made without an app.
     app: Celery | None
 
     @property
@@ -346,41 +346,41 @@ class Transport(Moves, Protocol):
 
     @property
     def session(self) -> Session | None:
-        """What holds deliveries by their connection; None where they are held under leases."""
+        """The deliveries held by a connection; None if they are held under leases."""
 
     @property
     def redeliveries(self) -> Redeliveries | None:
-        """What is known of messages that the broker hands over again."""
+        """What is known about messages that the broker itself delivers again."""
 
     @property
     def fast_path(self) -> FastPath | None:
-        """Receiving and asking without kombu."""
+        """Receiving and moving without kombu."""
 
     @property
     def registry(self) -> Registry | None:
-        """What the broker knows of names; None where any name is a queue's."""
+        """What the broker records about names; None if any name may be a queue's."""
 
     @property
     def keys(self) -> Names:
-        """How this broker calls its places."""
+        """This broker's names for the lists of messages."""
 
     def claim_for(self, worker: str) -> Deliveries:
-        """What holds this worker's messages. Raises `BrokerError`."""
+        """The object that holds this worker's messages. Raises `BrokerError`."""
 
     def is_transient(self, exc: BaseException) -> bool:
-        """Whether this failure is the broker's for now: the same transition may be carried out a little later."""
+        """Whether the broker fails only for now: it may carry out the same transition a little later."""
 
     def is_driver_error(self, exc: BaseException) -> bool:
-        """Whether the driver says by this that the broker refuses, or is away."""
+        """Whether the driver raised this because the broker refuses a command, or does not answer."""
 
     def has_queue(self, name: str) -> bool:
         """Whether the broker has this queue."""
 
     def warn(self, queues: Sequence[str], letters: Iterable[str], management_url: str | None) -> None:
-        """Say in the log where the broker ends messages by itself: of the queues that are consumed, or of their dead letters."""
+        """Log a warning if the broker itself ends messages in one of the consumed queues, or in their dead-letter queues."""
 
     def now_ms(self) -> int:
-        """The broker's time, or this machine's where it tells nobody; milliseconds since the epoch."""
+        """The broker's time, or this machine's if the broker does not report its time; milliseconds since the epoch."""
 
     def close(self) -> None:
         """Close the connections."""

@@ -1,4 +1,4 @@
-"""The runtime of one app: what everything inside knows. `install` puts it together."""
+"""The runtime of one app: the objects that all other parts share. `install` makes it."""
 
 from __future__ import annotations
 
@@ -28,31 +28,31 @@ if TYPE_CHECKING:
 
 
 class Telemetry(Protocol):
-    """Who tells OpenTelemetry of each step of a message (`telemetry`), where the setting `opentelemetry` is on."""
+    """Reports each step of a message to OpenTelemetry (`telemetry`), if the setting `opentelemetry` is on."""
 
     def publishing(self, send: Callable[..., Any]) -> Callable[..., Any]:
-        """Celery's `send_task_message`, within a span that goes along with the message."""
+        """Celery's `send_task_message`, within a span whose context is sent with the message."""
 
     def hand_over(self, request: Any, delivery: Any) -> None:
         """A held delivery's request is about to go to the pool."""
 
     def around(self, attempted: Callable[..., Any]) -> Callable[..., Any]:
-        """The function that runs an attempt, its first argument, within a span."""
+        """`attempted`, the function that runs an attempt (its first argument), within a span."""
 
     def settling(self, held: Held | None, event: Event) -> Callable[[Answer], None]:
-        """A message is about to leave, or (without one) an event is to be recorded: what is told of the broker's answer."""
+        """A message is about to leave, or only an event to be recorded: return the function to call with the broker's answer."""
 
     def operated(self, headers: Mapping[str, Any], queue: str, event: Event, began_ns: int) -> None:
-        """An operator has had a message with these headers moved, which lay in this queue, since `began_ns`; that is recorded."""
+        """An operator has moved a message with these headers out of this queue, from `began_ns` on, and that is recorded."""
 
     def watch_depths(self, look: Callable[[], Any]) -> None:
-        """Tell how much waits where, whenever `look` finds something: names of gauges, values and labels."""
+        """Report the depths that `look` returns when it is called: names of gauges, values and labels."""
 
 
 class Runtime:
-    """The app, its policies, its broker, what a worker holds, and what the broker has not answered yet.
+    """The app, its policies, its broker, the messages that a worker holds, and the transitions without an answer yet.
 
-    `connect` opens the transitions of the app's broker when they are first asked for, and `tell` makes who tells OpenTelemetry.
+    `connect` makes the transport of the app's broker when it is first used; `tell` makes the object that reports to OpenTelemetry.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Runtime:
         self.stores_results = False
         #: The task that decides about the dead letters of each origin queue.
         self.letter_handlers: dict[str, str] = {}
-        #: Who is told of each event that this worker has recorded, if anybody is.
+        #: Called with each event that this worker has recorded, if it is set.
         self.listener: Callable[[Event], None] | None = None
         self._owner: Deliveries | None = None
 
@@ -93,21 +93,21 @@ class Runtime:
 
     @functools.cached_property
     def release(self) -> str | None:
-        """The release of the app, as events name it; None where nobody says."""
+        """The release of the app, as events name it; None if it is not known."""
         return text(self.settings.known_release, MAX_TEXT) or None
 
     @functools.cached_property
     def telemetry(self) -> Telemetry | None:
-        """Who tells OpenTelemetry, if anybody does. Raises `ConfigurationError`."""
+        """The object that reports to OpenTelemetry; None if the setting is off. Raises `ConfigurationError`."""
         return self._tell(self) if self.settings.opentelemetry else None
 
     def now_ms(self) -> int:
-        """What a worker knows of the broker's clock; of this machine's, before it has connected."""
+        """The broker's time, as far as a worker knows it; before it has connected, this machine's time."""
         return round(time.time() * 1000) if self._owner is None else self._owner.now_ms()
 
     @functools.cached_property
     def transport(self) -> Transport:
-        """The transitions, on a client of their own; `capabilities` says what this broker lacks.
+        """The app's broker, with a client of its own; `capabilities` names what this broker can do.
 
         Raises `BrokerUnavailable`, `BrokerError`.
         """
@@ -115,12 +115,12 @@ class Runtime:
 
     @property
     def has_leases(self) -> bool:
-        """Whether this broker's messages are held under leases, and not by the broker itself."""
+        """Whether this broker's messages are held under leases, and not by a connection."""
         return Capability.LEASES in self.transport.capabilities
 
     @property
     def owner(self) -> Deliveries:
-        """What this worker holds. Raises `RuntimeError` outside a worker."""
+        """The messages that this worker holds. Raises `RuntimeError` outside a worker."""
         if self._owner is None:
             msg = "there is no owner outside a worker"
             raise RuntimeError(msg)
@@ -132,13 +132,13 @@ class Runtime:
         return self._owner is not None
 
     def hold(self, owner: Deliveries | None) -> None:
-        """From here on this is what the worker holds; None: it holds nothing any more."""
+        """From here on `owner` has the messages that the worker holds; None: it holds none any more."""
         self._owner = owner
 
     def telling(self, held: Held | None, event: Event | None) -> Callable[[Answer], None] | None:
-        """A message is about to leave, and this event to be recorded: what is to be called with the answer, if anybody listens.
+        """A message is about to leave, and this event to be recorded: return the function to call with the answer.
 
-        Without an event nothing is recorded, and nobody is told.
+        None if there is no event, or nothing listens.
         """
         listener, telemetry = self.listener, self.telemetry
         if event is None or (listener is None and telemetry is None):
@@ -156,8 +156,8 @@ class Runtime:
         return heard
 
     def watch_publications(self, amqp: Any) -> None:
-        """Have this app's publications told of, where they are to be; decided at the first of them, when the settings are read."""
-        make = amqp._create_task_sender  # noqa: SLF001 - what Celery publishes with is made of the settings, when it is needed
+        """Report this app's publications to OpenTelemetry, if it is on: this is read from the settings at the first publication."""
+        make = amqp._create_task_sender  # noqa: SLF001 - Celery calls it at the first publication
         if getattr(make, "is_watched", False):
             return
 
@@ -173,22 +173,22 @@ class Runtime:
             del amqp.send_task_message
 
     def make_room(self, tag: str) -> None:
-        """Give a message's place in the prefetch window back, where it is held here."""
+        """Give a message's place in the prefetch window back, if it is held here."""
         held = None if self._owner is None else self._owner.held.get(tag)
         if held is not None:
             held.make_room()
 
     def start(self, tag: str) -> None:
-        """Record that a message is about to run. Raises `celery.exceptions.Ignore` where it was given to another worker."""
+        """Record that a message is about to run. Raises `celery.exceptions.Ignore` if it was given to another worker."""
         if self.transport.start(tag) is Answer.REFUSED:
             log.warning("start.refused", tag=tag, why="the message was given to another worker")
             msg = "the message was given to another worker"
             raise Ignore(msg)
 
     def failed_of(self, exc: BaseException, *, with_traceback: bool = True) -> Failed:
-        """What an exception says, as far as messages store it."""
+        """An exception as a failure, with the texts that messages store."""
         return self.stored(failed_of(exc, with_traceback=with_traceback and self.settings.store_failure_texts))
 
     def stored(self, failed: Failed) -> Failed:
-        """What messages store of a failure: with `store_failure_texts = false`, its type and fingerprint."""
+        """The part of a failure that messages store: with `store_failure_texts = false`, only type and fingerprint."""
         return failed if self.settings.store_failure_texts else replace(failed, message="", traceback="")

@@ -1,8 +1,8 @@
-"""The figures: what was sent and delivered, how it ended and why, for how long it ran and waited, and how much waits where.
+"""The figures: messages sent and delivered, outcomes and reasons, run times and waits, and the depths of queues.
 
-Counters are kept here and read when the SDK collects them: an SDK's own counter takes several microseconds for each task. A run and
-a wait is one measurement each, which the SDK sorts into its buckets. They are handed to it many at a time, when it collects, and
-before they are too many, which costs less than each by itself between other work. A forked process begins at 0. The number of
+Counters are kept here and read when the SDK collects them: an SDK's own counter takes several microseconds for each task. Each run
+time and each wait is one measurement, which the SDK sorts into its buckets. Many measurements are passed to the SDK together: when
+it collects, or when `MOST_WAITING` wait. That costs less than passing each by itself. A forked process begins at 0. The number of
 series is bounded (`series`).
 """
 
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from ..messages.events import Event
     from .series import Labels
 
-#: Seconds: the bounds that the conventions ask for.
+#: Seconds: the bounds in OpenTelemetry's conventions.
 BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
-#: How many measurements wait at most until the SDK is handed them, which takes it some 8 µs each.
+#: How many measurements wait at most until they are passed to the SDK, which needs about 8 µs for each.
 MOST_WAITING: Final = 256
-#: The conventions' word for an error that is not named.
+#: The conventions' value for an error that is not named.
 UNNAMED: Final = "_OTHER"
-#: Every depth that is told: its unit, and what it says.
+#: Every depth that is reported: its unit and its description.
 DEPTHS: Final[Mapping[str, tuple[str, str]]] = {
     "redelivery.queue.messages": ("{message}", "Messages that wait in a queue."),
     "redelivery.delayed.messages": ("{message}", "Messages in the delay store, by the queue they go to."),
@@ -48,7 +48,7 @@ DEPTHS: Final[Mapping[str, tuple[str, str]]] = {
 
 
 class Tally:
-    """One counter: how often something was seen under each set of labels."""
+    """One counter: a number for each set of labels."""
 
     def __init__(self, *names: str) -> None:
         self._names = names
@@ -56,16 +56,16 @@ class Tally:
         self._counts: dict[Labels, int] = {}
 
     def count(self, labels: Labels) -> None:
-        """Once more."""
+        """Add 1."""
         with self._lock:
             self._counts[labels] = self._counts.get(labels, 0) + 1
 
     def begin_anew(self) -> None:
-        """This process was forked: what was counted is its parent's."""
+        """This process was forked: begin at 0, because the parent reports its own counts."""
         self._lock, self._counts = threading.Lock(), {}
 
     def observed(self, more: Mapping[str, str]) -> Callable[[CallbackOptions], Iterator[Observation]]:
-        """What an observable counter calls; `more` are attributes of all series. An empty label is left out."""
+        """The callback of an observable counter; `more` are attributes of all series. An empty label is left out."""
 
         def observe(_: CallbackOptions) -> Iterator[Observation]:
             with self._lock:
@@ -83,7 +83,7 @@ class Figures:
     def __init__(self, app: Celery, system: str) -> None:
         self._app, self._meter = app, get_meter("redelivery", version("redelivery"))
         self._system: Mapping[str, str] = {"messaging.system": system}
-        #: A histogram, and what it is to be told.
+        #: Measurements for the SDK: the histogram, the value and the attributes.
         self._measured: deque[tuple[Histogram, float, Mapping[str, str]]] = deque()
         self._queues = Series({""})
         queue, task = "messaging.destination.name", "celery.task_name"
@@ -94,13 +94,13 @@ class Figures:
         self._counter("redelivery.outcomes", "How deliveries ended, and why.", self._outcomes)
         self._run = self._histogram("messaging.process.duration", "For how long attempts ran.")
         self._wait = self._histogram("redelivery.wait.duration", "For how long messages waited, from when they were due.")
-        #: What an event says of its end → the labels to count it under, and the attributes of what is measured.
+        #: An event's queue, task, outcome, reason and exception → its labels, and the attributes of its measurements.
         self._known: dict[tuple[str, ...], tuple[Labels, Mapping[str, str]]] = {}
         _begin_anew_in_children(self)
 
     @functools.cached_property
     def _ends(self) -> Series:
-        return Series(self._app.tasks)  # a producer, which asks for none, need not know its tasks
+        return Series(self._app.tasks)  # cached: a producer records no ends, and need not load its tasks
 
     @functools.cached_property
     def _runs(self) -> Series:
@@ -114,7 +114,7 @@ class Figures:
         return self._meter.create_histogram(name, "s", description, explicit_bucket_boundaries_advisory=BUCKETS)
 
     def begin_anew(self) -> None:
-        """This process was forked."""
+        """This process was forked: forget what the parent has counted and measured."""
         for tally in (self._sent, self._delivered, self._outcomes):
             tally.begin_anew()
         self._measured.clear()
@@ -153,19 +153,19 @@ class Figures:
         return found
 
     def _hand_over(self, _: object = None) -> tuple[Observation, ...]:
-        """Hand the SDK what was measured, which it asks for before it collects; from any thread, each measurement once."""
+        """Pass the measurements to the SDK, which calls this before it collects; from any thread, each measurement once."""
         for _ in range(len(self._measured)):
             try:
                 histogram, value, attributes = self._measured.popleft()
-            except IndexError:  # another thread has been faster
+            except IndexError:  # another thread has taken the last one
                 break
             histogram.record(value, attributes)
         return ()
 
     def watch_depths(self, look: Callable[[], Iterable[tuple[str, float, Mapping[str, str]]]]) -> None:
-        """Tell of depths. The SDK asks `look` for each gauge when it collects; it finds nothing where another process looks.
+        """Report depths. The SDK calls `look` for each gauge when it collects; it returns nothing if another process reports.
 
-        A child of the pool that is forked later has the same gauges, and looks at nothing.
+        A child of the pool that is forked later has the same gauges, and does not call `look`.
         """
         looks = os.getpid()
 
@@ -182,7 +182,7 @@ class Figures:
 
 
 def _begin_anew_in_children(figures: Figures) -> None:
-    """A child of a pool does not tell of what its parent has counted."""
+    """Have each child of a pool begin at 0, so that it does not report its parent's counts."""
     found: Any = weakref.ref(figures)
 
     def after_in_child() -> None:

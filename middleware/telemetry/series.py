@@ -1,4 +1,4 @@
-"""Bounded sets of labels: each is a series, which whoever collects figures keeps for ever."""
+"""Bounded sets of labels: each set is a series, and a metrics server may keep every series for ever."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ if TYPE_CHECKING:
 
 #: Label sets of one metric.
 MAX_SERIES = 2000
-#: What stands for a name that gets no series of its own.
+#: The labels for names that get no series of their own.
 UNKNOWN, OTHER = "(unknown)", "(other)"
 
 Labels = tuple[str, ...]
 
 
 class Series:
-    """The label sets of one metric: a queue, a task, and what is of few kinds.
+    """The label sets of one metric: a queue, a task, and further labels with few values.
 
-    A task that is none of the app's (`tasks`) is `UNKNOWN`, and beyond `most` a new queue or task is `OTHER`.
+    A task that the app does not have (`tasks`) is `UNKNOWN`. After `most` sets, queue and task of a new set are `OTHER`.
     """
 
     def __init__(self, tasks: Collection[str], most: int = MAX_SERIES) -> None:
         self._tasks, self._most = tasks, most
         self._lock = threading.Lock()
-        #: What was asked for → its labels: a task that is unknown is asked for by any name, so this is bounded, too.
+        #: The names asked for → their labels. Unknown tasks may have any name, so this is bounded, too.
         self._asked: dict[Labels, Labels] = {}
         self._known: set[Labels] = set()
 
     def of(self, queue: str, task: str, *kinds: str) -> Labels:
-        """The labels to count under."""
+        """The labels of the series for these names."""
         asked = (queue, task, *kinds)
         known = self._asked.get(asked)
         if known is not None:

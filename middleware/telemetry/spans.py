@@ -1,19 +1,19 @@
 """The spans, by OpenTelemetry's conventions for messaging: *publish*, *receive*, *process* and *settle*.
 
-All spans of a message are of the trace that published it. Below the publication stands one *receive* for each delivery: from its
-receipt until it is handed to the pool. Below that stand the *process* of the attempt, in the pool's child, and the *settle* of the
-move that follows: what was recorded, why, and with which delay. The receive and the process of an attempt link to the publication
-and to the attempt before, which the message's history names (`attempts[].trace`). A redrive keeps the history, and so goes on in
-the trace; it is a *settle* itself, with its actor.
+All spans of a message belong to the trace of its publication. The publication has one child *receive* for each delivery, from its
+receipt until it is handed to the pool. The *receive* has two children: the *process* of the attempt, in the pool's child process,
+and the *settle* of the move that follows, with outcome, reason and delay. The *receive* and *process* of an attempt link to the
+publication and to the attempt before, which the message's history names (`attempts[].trace`). A redrive keeps the history, so its
+spans are in the same trace; it is itself a *settle*, with its actor.
 
-A message that was not sampled when it was published costs a look at one header, and has no span. Where
-`opentelemetry-instrumentation-celery` is active in a process, its spans stand in place of *publish* and *process*; they get the
-attempt's number and links.
+If a message was not sampled when it was published, it has no spans, and only one header is read. If
+`opentelemetry-instrumentation-celery` is active in a process, its spans replace *publish* and *process*, and get the attempt's
+number and links.
 
 A failure here is only logged: it never changes how a message ends.
 
-Limits: an attempt whose process dies has no *process*; its *settle* says why. A message that was published without a trace begins
-one when it is received.
+Limits: an attempt whose process dies has no *process*; its *settle* has the reason. If a message was published without a trace, its
+trace begins when it is received.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ if TYPE_CHECKING:
     from ..runtime import Runtime
     from ..worker.deliveries.held_delivery import HeldDelivery
 
-#: Who tells: the name and the distribution.
+#: The name of the instrumentation scope, and of the distribution.
 SCOPE = "redelivery"
-#: The instrumentation that makes spans of publications and runs, where an application has it.
+#: The module of `opentelemetry-instrumentation-celery`, which makes its own spans of publications and runs.
 NEIGHBOUR = "opentelemetry.instrumentation.celery"
 
 
@@ -66,7 +66,7 @@ def has_neighbour() -> bool:
 
 
 class Spans:
-    """What one process tells of; `runtime.Telemetry` describes its methods."""
+    """The spans and figures of one process; `runtime.Telemetry` describes the methods."""
 
     def __init__(self, runtime: Runtime, system: str) -> None:
         self._runtime = runtime
@@ -79,7 +79,7 @@ class Spans:
     # a producer
 
     def publishing(self, send: Callable[..., Any]) -> Callable[..., Any]:
-        """`app.amqp.send_task_message` within a span, whose context goes along with the message."""
+        """`app.amqp.send_task_message` within a span, whose context is sent with the message."""
         amqp = self._runtime.app.amqp
 
         @functools.wraps(send)
@@ -109,17 +109,17 @@ class Spans:
         kind = SpanKind.PRODUCER if given is None else SpanKind.CLIENT
         links = () if given is None else (Link(given),)
         span = self._tracer.start_span(f"publish {queue}", kind=kind, attributes=attributes, links=links)
-        if given is None:  # a context that somebody has put into the message is the message's
+        if given is None:  # a context that the caller has given stays in the message
             injected(headers, span)
         return span
 
     # a worker's main process
 
     def hand_over(self, request: Any, delivery: HeldDelivery) -> None:
-        """The request is about to go to the pool: its delivery's *receive* is over."""
+        """The request is about to go to the pool: its delivery's *receive* ends."""
         held = delivery.held
         self.figures.delivered(held.queue)
-        held.trace, request.request_dict[TRACE] = "", None  # whatever the message says itself
+        held.trace, request.request_dict[TRACE] = "", None  # a value in the message itself is not used
         headers = delivery.headers(request)
         if not is_left_out(headers):
             with _unharmed("receive"):
@@ -146,7 +146,7 @@ class Spans:
         span.end()
 
     def settling(self, held: Held | None, event: Event) -> Callable[[Answer], None]:
-        """A message is about to leave: what is to be told of the answer."""
+        """A message is about to leave: return the function to call with the broker's answer."""
         span: Span | None = None
         if held is not None and held.trace != "":
             with _unharmed("settle"):
@@ -176,7 +176,7 @@ class Spans:
         return self._settled_unhanded(headers, held.queue, event)
 
     def _settled_unhanded(self, headers: Mapping[str, Any], queue: str, event: Event, began_ns: int | None = None) -> Span | None:
-        """The settle of a message that was not handed to the pool: it hangs below the publication."""
+        """The *settle* of a message that was not handed to the pool: a child of the publication."""
         if is_left_out(headers):
             return None
         context, before = extracted(headers), last_attempt(Envelope.of(headers))
@@ -198,7 +198,7 @@ class Spans:
         return self._tracer.start_span(f"settle {queue}", context, SpanKind.CLIENT, attributes, links, began_ns)
 
     def operated(self, headers: Mapping[str, Any], queue: str, event: Event, began_ns: int) -> None:
-        """Somebody has had a message that lay in this queue moved, and the broker has recorded this event."""
+        """An operator has moved a message that was in this queue, and the broker has recorded this event."""
         with _unharmed("settle"):
             span = self._settled_unhanded(headers, queue, event, began_ns)
             if span is not None:
@@ -207,7 +207,7 @@ class Spans:
     # a pool's child
 
     def around(self, attempted: Callable[..., Any]) -> Callable[..., Any]:
-        """The function that runs an attempt, its first argument, within the attempt's *process*."""
+        """`attempted`, the function that runs an attempt (its first argument), within the attempt's *process* span."""
 
         @functools.wraps(attempted)
         def traced(attempt: Any, *args: Any, **kwargs: Any) -> Any:
@@ -233,7 +233,7 @@ class Spans:
         return traced
 
     def _process(self, attempt: Any, received: str, created: str, before: str) -> tuple[Span, bool]:
-        """The span of the attempt that begins, and whether it is one of ours, to be ended here."""
+        """The span of the attempt that begins, and whether it was made here and must be ended here."""
         facts, task = attempt.facts, attempt.task
         current, links = trace.get_current_span(), _links(read(created), read(before))
         counts = _counts(facts.attempt, facts.generation)
@@ -244,12 +244,12 @@ class Spans:
             return current, False
         attributes = {**self._said("process", "process", facts.queue, task.name, task.request.id), **counts}
         context, parent = extracted(vars(task.request)), read(received)
-        if parent is not None:  # what the process's propagators have not written
+        if parent is not None:  # the propagators of this process may not write W3C's context
             context = trace.set_span_in_context(trace.NonRecordingSpan(parent), context)
         return self._tracer.start_span(f"process {facts.queue}", context, SpanKind.CONSUMER, attributes, links), True
 
     def _fail(self, span: Span, exc: BaseException, *, is_ours: bool) -> None:
-        """An attempt has failed, whatever follows; `Reject`, `Ignore` and a `Retry` of Celery's own are no failures."""
+        """Mark the span of a failed attempt; `Reject`, `Ignore` and Celery's own `Retry` are no failures."""
         failed = getattr(exc, "failed", None)
         if isinstance(exc, (Reject, Ignore)) or (isinstance(exc, Retry) and failed is None):
             return
@@ -265,7 +265,7 @@ class Spans:
         span.set_status(Status(StatusCode.ERROR, str(cause)))
 
     def _said(self, operation: str, kind: str, queue: str, task: Any, task_id: Any) -> dict[str, Any]:
-        """The attributes that the conventions ask for."""
+        """The attributes that OpenTelemetry's conventions require."""
         return {
             **self._common,
             "messaging.operation.name": operation,
@@ -277,7 +277,7 @@ class Spans:
 
 
 def _within(span: Span, call: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """Call something within a span that nothing is told of: what it makes spans of itself is not sampled, either."""
+    """Call a function within a span that is not recorded, so that spans made inside are not sampled, either."""
     token = attach(trace.set_span_in_context(span))
     try:
         return call(*args, **options)
@@ -286,7 +286,7 @@ def _within(span: Span, call: Callable[..., Any], *args: Any, **options: Any) ->
 
 
 def _end(span: Span, answer: Answer) -> None:
-    """The broker has answered; a move that it refused is an error."""
+    """End the span with the broker's answer; a refused move is an error."""
     if answer in {Answer.REFUSED, Answer.MISSING}:
         span.set_attribute("error.type", str(answer))
         span.set_status(Status(StatusCode.ERROR))
@@ -295,7 +295,7 @@ def _end(span: Span, answer: Answer) -> None:
 
 @contextmanager
 def _unharmed(step: str) -> Iterator[None]:
-    """Whatever OpenTelemetry's SDK, a sampler or a stranger's header does here, the message goes on."""
+    """Log any error of OpenTelemetry's SDK, a sampler or a header of another client: the message goes on."""
     try:
         yield
     except Exception:  # noqa: BLE001 - see above
@@ -311,7 +311,7 @@ def _links(created: SpanContext | None, before: SpanContext | None) -> tuple[Lin
 
 
 def _outcome(event: Event) -> Iterator[tuple[str, Any]]:
-    """What an event says of the move."""
+    """The attributes of a move, from its event."""
     yield "redelivery.outcome", str(event.outcome)
     for name in ("reason", "delay_ms", "due_ms", "exception", "fingerprint", "actor", "release", "run_ms", "waited_ms"):
         value = getattr(event, name)
@@ -320,7 +320,7 @@ def _outcome(event: Event) -> Iterator[tuple[str, Any]]:
 
 
 def _destination(amqp: Any, options: Mapping[str, Any]) -> str:
-    """Where a publication goes: its queue, or exchange and routing key where those are what is said."""
+    """Where a publication goes: its queue, or exchange and routing key if the caller names those."""
     queue = options.get("queue")
     if queue is None and options.get("exchange") is not None:
         exchange = options["exchange"]
@@ -330,7 +330,7 @@ def _destination(amqp: Any, options: Mapping[str, Any]) -> str:
 
 
 def _server(app: Any) -> dict[str, Any]:
-    """Where the broker is, as far as its address names one host; no user and no password."""
+    """The broker's host and port, if its address names one host; without user and password."""
     connection = app.connection_for_write()
     host, port = connection.hostname, connection.port
     if not isinstance(host, str) or not host or "/" in host or "@" in host:
