@@ -1,4 +1,4 @@
-"""Retry, dead-letter and delayed-consumption middleware for Celery, with books that prove where every task ended.
+"""Retry, dead-letter and delayed-consumption middleware for Celery, with books that prove how every task ended.
 
 Two lines install it: `from redelivery import Redelivery`, and `Redelivery(app)` after the Celery app has been made.
 """
@@ -35,8 +35,8 @@ __all__ = [
     "errors",
 ]
 
-# The pytest plugin (`redelivery.testing`) is loaded by every run of pytest where this package is installed: it must not import
-# Celery for a suite that never asks for a worker. Type checkers know the names from above, and refuse others.
+# Every run of pytest loads the plugin `redelivery.testing` if this package is installed: it must not import Celery for a suite that
+# uses no worker. Type checkers know the names from the imports above, and refuse others.
 if not TYPE_CHECKING:
     __getattr__ = lazily(
         __name__,

@@ -1,7 +1,7 @@
-"""What may be shown: text that no terminal obeys, and addresses without their credentials.
+"""Text that is safe to show: without control characters, and with URLs that have no credentials.
 
-Any text becomes one line that moves no cursor, in which a URL has neither user nor password. Limits: if a
-password holds a space, the part before it stays; of several URLs without a space between them the last host alone is left.
+Any text becomes one line that cannot move a terminal's cursor, and a URL in it has no user and no password. Limits: if a password
+holds a space, the part before the space is still shown; if several URLs have no space between them, only the last host is shown.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ import unicodedata
 __all__ = ["harmless", "safe", "scrubbed"]
 
 _HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
-#: What a URL is a part of.
+#: A word of the text, which may contain a URL.
 _WORD = re.compile(r"\S+")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*\Z")
-#: Where a container stands before the @, as long as there is no colon in it.
+#: In these schemes the part before the @ is a container and no user, if it has no colon.
 _CONTAINERS = ("abfs", "abfss", "wasb", "wasbs")
-#: A user whose password is masked already, as kombu does it.
+#: A user whose password is already masked, in kombu's way.
 _MASKED = re.compile(r"[^:/?#@]*:\*\*")
 #: Parameters of a URL that carry credentials: access_key, secret_key, sas_token, sig, password.
 _PARAMETER = re.compile(r"([?&][\w.%-]{0,40}?(?:key|secret|token|passw|pwd|sig|credential)[\w.%-]{0,40}=)[^&\s'\"]+", re.IGNORECASE)
 
 
 def safe(value: object) -> str:
-    """Text on one line, harmless to a terminal."""
+    """The text on one line, with control characters as escapes."""
     text = value if isinstance(value, str) else str(value)
     if text.isascii() and text.isprintable():
         return text
@@ -33,7 +33,7 @@ def safe(value: object) -> str:
 
 
 def word(text: str) -> str:
-    """A name as one word of a command to paste, even if a stranger has chosen it."""
+    """A name, quoted as one word of a shell command that can be pasted, even if another client has chosen the name."""
     return shlex.quote(safe(text))
 
 
@@ -50,7 +50,7 @@ def harmless(text: str) -> str:
 
 
 def _without_user(word: re.Match[str]) -> str:
-    """All between `://` and the last @ goes: a password that was not encoded may hold any character, / and @ as well."""
+    """Replace all text between `://` and the last @: a password that is not encoded may hold any character, also / and @."""
     before, mark, behind = word[0].partition("://")
     user, at, host = behind.rpartition("@")
     scheme = _SCHEME.search(before[-10:])

@@ -15,11 +15,11 @@ __all__ = [
 
 
 class RedeliveryError(Exception):
-    """The root: catch it to catch whatever this project raises."""
+    """The base class of all errors that this project raises by name."""
 
 
 class ConfigurationError(RedeliveryError):
-    """A setting is wrong, or two of them contradict each other."""
+    """A setting is wrong, or two settings contradict each other."""
 
 
 class EnvelopeError(RedeliveryError):
@@ -43,4 +43,4 @@ class QueueFull(RedeliveryError):
 
 
 class InputError(RedeliveryError):
-    """A file or an argument that was handed in cannot be used."""
+    """A file or an argument that was given cannot be used."""

@@ -1,4 +1,4 @@
-"""Names of a module that are imported when they are first asked for (PEP 562)."""
+"""Names of a module that are imported when they are first used (PEP 562)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["lazily"]
 
 
 def lazily(module: str, places: Mapping[str, str]) -> Callable[[str], Any]:
-    """`__getattr__` for `module`: a name is taken from the module that `places` names, and kept; a submodule is its own place."""
+    """`__getattr__` for `module`: it imports a name from the module in `places`, and keeps it; a submodule names itself."""
 
     def __getattr__(name: str) -> Any:  # noqa: N807 - it is the module's
         if name not in places:

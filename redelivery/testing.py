@@ -1,13 +1,13 @@
-"""A pytest plugin for the suites of those who use `redelivery`: a real worker, what died, what happened, and time moved on by hand.
+"""A pytest plugin for applications that use `redelivery`: a real worker, its dead letters and outcomes, and a clock to advance.
 
-It is loaded by every run of pytest where this package is installed, and imports Celery only when one of its fixtures is asked for.
+Every run of pytest loads it if this package is installed. It imports Celery only when one of its fixtures is used.
 
 - `redelivery_app`: the Celery app under test. Name it in pytest's configuration (`redelivery_app = shop.celery:app`), or write a
-  fixture of this name. `redelivery_worker_options`: a fixture to write where the worker needs other options (`pool`, `concurrency`,
+  fixture of this name. `redelivery_worker_options`: a fixture to write if the worker needs other options (`pool`, `concurrency`,
   `queues`, as in `celery worker`; the pool is `threads` or `solo`).
-- `redelivery_worker`: a worker of that app, ready when the test begins; on a private broker where `redelivery[embedded]` is
-  installed, else on the app's own, below a key prefix that is deleted again. `redelivery_broker` in pytest's configuration
-  (`private` or `app`) insists on one.
+- `redelivery_worker`: a worker of that app, ready when the test begins. It uses a private broker if `redelivery[embedded]` is
+  installed, otherwise the app's own broker, with a key prefix whose keys are deleted afterwards. `redelivery_broker` in pytest's
+  configuration (`private` or `app`) chooses one.
 - `dead_letters`, `outcomes`, `advance_time`: see `DeadLetters`, `Outcomes`, `Clock`.
 
 `redelivery_timeout` in pytest's configuration is how many seconds a wait may take; 60 by default.
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Clock", "DeadLetters", "Letter", "Outcomes", "RunningWorker"]
 
-if not TYPE_CHECKING:  # where type checkers know the names from above
+if not TYPE_CHECKING:  # type checkers know the names from the imports above
     __getattr__ = lazily(
         __name__,
         {
@@ -59,7 +59,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """What Celery and kombu warn themselves of in a worker must not fail a test whose warnings are errors, nor its tasks."""
+    """Ignore deprecation warnings of Celery and kombu in tests with a worker: they must not fail a test or its tasks."""
     if "redelivery_worker" in getattr(item, "fixturenames", ()):
         for module in ("celery", "kombu"):
             item.add_marker(pytest.mark.filterwarnings(rf"ignore::DeprecationWarning:{module}\..*"))
@@ -67,7 +67,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @pytest.fixture(scope="session")
 def redelivery_app(pytestconfig: pytest.Config) -> Celery:
-    """The app under test: the one that pytest's configuration names. Override it where the app is made by your tests."""
+    """The app under test, which pytest's configuration names. Override this fixture if your tests make the app."""
     name = str(pytestconfig.getini("redelivery_app"))
     if not name:
         _refuse("which app is to be tested? Set redelivery_app = your.module:app in pytest's configuration, or write that fixture")
@@ -78,7 +78,7 @@ def redelivery_app(pytestconfig: pytest.Config) -> Celery:
     try:
         found = find_app(name)
     except (ImportError, AttributeError, ValueError) as exc:
-        why = str(exc)  # told below, where pytest shows no other error before it
+        why = str(exc)  # reported below, outside the `except`: otherwise pytest would show this error, too
     if why:
         _refuse(f"redelivery_app = {name} leads nowhere: {why}; it is read as in `celery -A`, and looked for on sys.path")
     if not isinstance(found, Celery):
@@ -88,13 +88,13 @@ def redelivery_app(pytestconfig: pytest.Config) -> Celery:
 
 @pytest.fixture
 def redelivery_worker_options() -> dict[str, Any]:
-    """Options of the worker beside the usual ones (two threads, the app's own queues). Override it."""
+    """Options of the worker in addition to the defaults (two threads, the app's own queues). Override this fixture."""
     return {}
 
 
 @pytest.fixture(scope="session")
 def redelivery_broker_url(pytestconfig: pytest.Config) -> Iterator[str | None]:
-    """The private broker of this run; None where the app's own is used."""
+    """The private broker of this run; None if the app's own broker is used."""
     place = str(pytestconfig.getini("redelivery_broker"))
     if place not in PLACES:
         _refuse(f"redelivery_broker must be private or app, not {place!r}")
@@ -117,7 +117,7 @@ def redelivery_worker(
     redelivery_worker_options: dict[str, Any],
     redelivery_broker_url: str | None,
 ) -> Iterator[RunningWorker]:
-    """A worker of the app, which consumes and answers remote control; it ends with the test, and its messages with it."""
+    """A worker of the app, which consumes and answers remote control; it and its messages are removed after the test."""
     from redelivery.workers.testing.broker import lent  # noqa: PLC0415 - only where a fixture is used
     from redelivery.workers.testing.worker import RunningWorker  # noqa: PLC0415 - as above
 
@@ -130,7 +130,7 @@ def redelivery_worker(
 
 @pytest.fixture
 def dead_letters(redelivery_worker: RunningWorker) -> DeadLetters:
-    """What has died in this test, in the order of its deaths; looks when the worker has nothing more to do."""
+    """The dead letters of this test, in the order of their deaths; read when the worker has nothing more to do."""
     from redelivery.workers.testing.letters import DeadLetters  # noqa: PLC0415 - only where a fixture is used
 
     return DeadLetters(redelivery_worker)
@@ -138,7 +138,7 @@ def dead_letters(redelivery_worker: RunningWorker) -> DeadLetters:
 
 @pytest.fixture
 def outcomes(redelivery_worker: RunningWorker) -> Outcomes:
-    """What has happened in this test, and a wait for the end of a task."""
+    """The outcomes of this test, and a wait for the end of a task."""
     from redelivery.workers.testing.outcomes import Outcomes  # noqa: PLC0415 - only where a fixture is used
 
     return Outcomes(redelivery_worker)
@@ -146,7 +146,7 @@ def outcomes(redelivery_worker: RunningWorker) -> Outcomes:
 
 @pytest.fixture
 def advance_time(redelivery_worker: RunningWorker) -> Clock:
-    """Let time pass, in seconds, for whatever waits in the delay store."""
+    """Let time pass, in seconds, for the messages in the delay store."""
     from redelivery.workers.testing.clock import Clock  # noqa: PLC0415 - only where a fixture is used
 
     return Clock(redelivery_worker)
@@ -165,7 +165,7 @@ def _seconds(config: pytest.Config) -> float:
 
 @contextmanager
 def _refusing() -> Iterator[None]:
-    """What is refused before the test, or goes wrong after it, is told in a line."""
+    """Report an error before or after the test in one line."""
     from redelivery.errors import RedeliveryError  # noqa: PLC0415 - only where a fixture is used
 
     try:

@@ -35,12 +35,12 @@ def asgi_app(
 ) -> ASGIApp:
     """The page of this Celery app, to be mounted under any path.
 
-    `user` is the login: it is given the request, and answers who asks (`User`) or None. `token` is one for everybody who has it,
-    where there is no login. `allow` bounds what any user may do: actions (`redrive`, `edit`, …, or `all`), or each with its
-    queues; without it the page reads only. `books` is where `reconcile --output` writes.
+    `user` is the login: a function that gets the request and returns the request's `User`, or None. Without a login, `token` is one
+    token for all users. `allow` bounds what any user may do: actions (`redrive`, `edit`, …, or `all`), or each action with its
+    queues; without it the page is read-only. `books` is the path to which `reconcile --output` writes.
 
-    Where `allow` allows anything, this process takes part in carrying operations out, as workers do, from its first request on;
-    with `carry_out=False` it leaves that to them. Raises `ConfigurationError`.
+    If `allow` allows any action, this process also carries operations out, as workers do, from its first request on. With
+    `carry_out=False` it leaves that to the workers. Raises `ConfigurationError`.
     """
     runtime, login = _runtime(app), _login(user, token)
     return Page(runtime, login, allow=allow, books=books, is_live=True, carries_out=carry_out).asgi
@@ -55,7 +55,7 @@ def wsgi_app(
     books: str | None = None,
     carry_out: bool = True,
 ) -> Callable[..., Any]:
-    """The same for a WSGI application; without live figures, each of which would take a worker of its server.
+    """The same for a WSGI application; without live figures, because each open page would occupy a worker of its server.
 
     The request that `user` is given has the WSGI environment in `request.scope["wsgi_environ"]`.
     """

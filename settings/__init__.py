@@ -1,4 +1,4 @@
-"""What should happen: policies, the patterns that say of which queue or task they speak, and loading them from their sources."""
+"""The settings: policies, the patterns that say to which queues or tasks they apply, and how they are loaded from their sources."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Exception classes by name (`module.qualname`, built-ins bare), so that settings can speak of them without importing them.
+"""Exception classes by name (`module.qualname`, built-ins without module), so that settings need not import them.
 
-A name that leads elsewhere (`requests.ConnectionError`, `IOError`) is followed only in modules that the process has loaded already;
-an exception that was raised comes from a loaded module.
+A name that is an alias (`requests.ConnectionError`, `IOError`) is resolved only in modules that the process has loaded already.
+This is enough: the class of an exception that was raised comes from a loaded module.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def names_of(setting: str, written: Any) -> tuple[str, ...]:
 
 
 def distance(exception: type[BaseException], name: str) -> int | None:
-    """How many steps up its ancestry an exception class meets the class called `name`: 0 is the class itself, None never."""
+    """How many classes the class `name` is above an exception class: 0 is the class itself, None if it is no base class."""
     for steps, ancestor in enumerate(exception.__mro__):
         if _known_as(ancestor) == name:
             return steps
@@ -61,7 +61,7 @@ def _known_as(cls: type) -> str:
 
 
 def _loaded(name: str) -> Any:
-    """What `name` leads to in a loaded module, without importing anything."""
+    """The object that `name` names in a loaded module; nothing is imported."""
     path = name.split(".")
     for end in range(len(path) - 1, 0, -1):
         found: Any = sys.modules.get(".".join(path[:end]))

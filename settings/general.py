@@ -1,4 +1,4 @@
-"""The settings that hold for the whole app and belong to no queue: their defaults, their meaning and their checks."""
+"""The settings of the whole app, which belong to no queue: their defaults, their meaning and their checks."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any, Literal
 from . import values
 from .values import checks_of, setting
 
-#: A lease is renewed once a second: below this, a worker that is merely busy would be taken for dead.
+#: A lease is renewed once a second: with a shorter lease, a worker that is only busy would be taken for dead.
 LEAST_LEASE = 2.0
-#: Variables of the environment that name the release where the settings do not, the first that is set.
+#: Environment variables that name the release if the settings do not; the first that is set is used.
 RELEASE_VARIABLES = ("IMAGE_TAG", "SENTRY_RELEASE")
 
 
 @dataclass(frozen=True, kw_only=True)
 class GeneralSettings:
-    """What holds for the whole app.
+    """The settings of the whole app.
 
     Each setting with its unit and its default.
 
@@ -33,8 +33,8 @@ class GeneralSettings:
       receives them.
     - `fast_publish` (flag; true): whether groups, chunks, chords and `publishing()` blocks publish in batches. With false, each
       message is published by itself.
-    - `fast_results` (flag; true): whether a worker stores the result of a task in the step that acknowledges its message, where
-      result backend and broker are one Redis or Valkey server. With false, the task's process stores it before, as Celery does.
+    - `fast_results` (flag; true): whether a worker stores the result of a task in the step that acknowledges its message, if the
+      result backend and the broker are one Redis or Valkey server. With false, the task's process stores it before, as Celery does.
     - `eta_threshold` (seconds; 1): a message that is due later than this waits in the delay store, not in the worker.
     - `dispatcher` (flag; true): whether every worker runs a dispatcher. Set false if you run it as a process of its own.
     - `redact` (flag; false): whether commands, logs and JSON hide the arguments of tasks, and the texts and tracebacks of
@@ -46,11 +46,11 @@ class GeneralSettings:
     - `dead_letter_archive` (path or URI; None): where dead letters are written before `dead_letter_time_to_live` or
       `max_dead_letters` removes them. With None they are not removed.
     - `management_url` (URL; None): the address of RabbitMQ's management plugin. At start, a worker asks it for policies of the
-      broker that end messages. If the URL has no user, the broker's user is taken. With None such policies are not seen.
+      broker that end messages. If the URL has no user, the broker's user is used. With None such policies are not seen.
     - `metrics_listen` (address; None): where each worker serves its own counters for Prometheus, for example `127.0.0.1:9541`. It
       needs the extra `metrics`. With None nothing is counted.
-    - `opentelemetry` (flag; false): whether OpenTelemetry is told of publications, deliveries, attempts and moves, as spans and as
-      figures. It needs the extra `otel`, and an SDK that your app sets up.
+    - `opentelemetry` (flag; false): whether publications, deliveries, attempts and moves are reported to OpenTelemetry, as spans
+      and as figures. It needs the extra `otel`, and an SDK that your app sets up.
     - `release` (text; None): the release of the app, as outcome events name it. With None it is the environment variable
       `IMAGE_TAG`, or `SENTRY_RELEASE`. Without them the release is unknown.
     """
@@ -77,12 +77,12 @@ class GeneralSettings:
 
     @property
     def known_release(self) -> str | None:
-        """The release of this process, as far as anybody says."""
+        """The release of this process, from the settings or the environment; None if neither names it."""
         return self.release or next((os.environ[name] for name in RELEASE_VARIABLES if os.environ.get(name)), None)
 
     @property
     def exported_outcomes(self) -> str | None:
-        """Where exported events are, if anywhere."""
+        """The path or URI where exported events are; None if there is none."""
         return self.outcome_export if self.outcome_archive is None else self.outcome_archive
 
 
@@ -92,5 +92,5 @@ GENERAL: tuple[str, ...] = tuple(_CHECKS)
 
 
 def read_general(setting: str, value: Any, where: str = "") -> Any:
-    """One general setting, checked and in the form in which it is kept. Raises `ConfigurationError`."""
+    """The value of one general setting, checked and converted. Raises `ConfigurationError`."""
     return _CHECKS[setting](f"{where}: {setting}" if where else setting, value)

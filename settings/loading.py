@@ -1,9 +1,9 @@
 """All settings of an app, from all their sources, and the policy that follows from them for one queue and task.
 
-Precedence, setting by setting, the later the stronger: built-in < `queues` < `tasks` < decorator < `override` (its queues, then its
-tasks). Within a table the more specific pattern wins (`redelivery.settings.matching`). Where one row is written in several sources,
-the environment beats `app.conf.redelivery`, which beats the TOML file; otherwise they are read as if they were one file, in that
-order.
+Precedence, setting by setting, the last one applies: built-in < `queues` < `tasks` < decorator < `override` (its queues, then its
+tasks). Within a table the more specific pattern wins (`redelivery.settings.matching`). The sources are read as if they were one
+file: first the TOML file, then `app.conf.redelivery`, then the environment. If several sources have the same row, the later source
+wins.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from .sources import Row, Source
 
 BUILT_IN, DECORATOR = "built-in", "decorator"
-#: Queues and tasks come from the app, so they are few; this only bounds what strange messages can make us remember.
+#: Queues and tasks come from the app, so they are few; this bounds the memory if messages name many others.
 MAX_REMEMBERED = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class ResolvedPolicy:
-    """The policy for one queue and task, and where each of its values came from."""
+    """The policy for one queue and task, and the source of each of its values."""
 
     queue: str
     task: str | None
@@ -41,9 +41,9 @@ class ResolvedPolicy:
 
 @dataclass(frozen=True, kw_only=True)
 class RedeliverySettings(GeneralSettings):
-    """The general settings as attributes, and the tables of policies behind `policy_for`. Build it with `load`.
+    """The general settings as attributes, and the tables of policies that `policy_for` uses. Build it with `load`.
 
-    `general_sources` says where each general setting came from.
+    `general_sources` names the source of each general setting.
     """
 
     rows: tuple[Row, ...] = ()
@@ -64,8 +64,8 @@ class RedeliverySettings(GeneralSettings):
     ) -> Self:
         """Read the TOML file, the app's mapping and the environment. Raises `ConfigurationError`.
 
-        `conf` is `app.conf.redelivery`; `environ` is the process's own where it is None; `toml` is the file that the environment's
-        `REDELIVERY_CONFIG` names where it is None.
+        `conf` is `app.conf.redelivery`. If `environ` is None, the process's own environment is read. If `toml` is None, the file
+        that the environment's `REDELIVERY_CONFIG` names is read.
         """
         environ = os.environ if environ is None else environ
         toml = environ.get(sources.CONFIG) if toml is None else toml
@@ -86,10 +86,10 @@ class RedeliverySettings(GeneralSettings):
         return cls(**general, rows=tuple(rows), general_sources=origins)
 
     def policy_for(self, queue: str, task: str | None = None, decorator: Mapping[str, Any] | None = None) -> ResolvedPolicy:
-        """What holds for a task on a queue. Raises `ConfigurationError` where the merged fields contradict each other.
+        """The policy for a task on a queue. Raises `ConfigurationError` if the merged fields contradict each other.
 
-        `decorator` holds the fields that the task's own decorator gives (`Options.fields`). The answer is remembered for as long as
-        the same mapping is handed in, so it must not be changed afterwards.
+        `decorator` holds the fields of the task's own decorator (`Options.fields`). The result is remembered as long as the same
+        mapping is passed, so this mapping must not be changed afterwards.
         """
         known = self._remembered.get((queue, task))
         if known is not None and known[0] is decorator:
@@ -121,7 +121,7 @@ class RedeliverySettings(GeneralSettings):
         yield from self._matching(sources.OVERRIDE_TASKS, task)
 
     def _matching(self, table: str, address: str | None) -> Iterator[tuple[Mapping[str, Any], str]]:
-        """The rows of a table that speak of this address, the strongest last; rows of one strength stay in the order written."""
+        """The rows of a table that match this address, the most specific last; equally specific rows stay in the order written."""
         if address is None:
             return
         speaking = [row for row in self.rows if row.table == table and row.pattern.matches(address)]

@@ -1,9 +1,9 @@
-"""Address patterns, after Artemis's wildcard syntax: which rows of a table speak of a queue or a task, and which of them wins.
+"""Address patterns in Artemis's wildcard syntax: which rows of a table apply to a queue or a task, and which of them wins.
 
-An address is words split by `.`. In a pattern `*` stands for exactly one word and `#` for any number of words, none included; both
-stand for whole words only. Where several patterns match an address, they are merged setting by setting, and the more specific wins:
+An address is words split by `.`. In a pattern `*` matches exactly one word and `#` any number of words, also none; both match whole
+words only. If several patterns match an address, they are merged setting by setting, and the more specific wins:
 
-1. a pattern without wildcards beats one with `*`, which beats one with `#`;
+1. a pattern without wildcards wins over a pattern with `*`, which wins over a pattern with `#`;
 2. then more literal words;
 3. then the earlier literal word;
 4. then the order written: the later row wins.
@@ -21,7 +21,7 @@ ANY_WORDS = "#"
 
 @dataclass(frozen=True, slots=True)
 class AddressPattern:
-    """A pattern of the settings. Raises `ConfigurationError` where it is no pattern."""
+    """A pattern of the settings. Raises `ConfigurationError` if the text is no pattern."""
 
     text: str
     words: tuple[str, ...] = field(init=False, repr=False, compare=False)
@@ -41,12 +41,12 @@ class AddressPattern:
         object.__setattr__(self, "words", words)
 
     def matches(self, address: str) -> bool:
-        """Whether the pattern speaks of this queue or task."""
+        """Whether the pattern matches this queue or task."""
         return _matches(self.words, address.split("."))
 
     @property
     def specificity(self) -> tuple[int, int, tuple[int, ...]]:
-        """Greater is more specific; equal ones are decided by the order written."""
+        """A greater value is more specific; between equal values the order written decides."""
         kind = 0 if ANY_WORDS in self.words else 1 if ONE_WORD in self.words else 2
         literals = [place for place, word in enumerate(self.words) if word not in {ONE_WORD, ANY_WORDS}]
         return kind, len(literals), tuple(-place for place in literals)
@@ -57,7 +57,7 @@ def _is_text(written: object) -> bool:
 
 
 def _matches(pattern: tuple[str, ...], words: list[str]) -> bool:
-    """Match by going back to the last `#` only, so that no pattern takes more than len(pattern) x len(words) steps."""
+    """Match, and go back to the last `#` only, so that no pattern takes more than len(pattern) x len(words) steps."""
     at = seen = 0
     last_any, resume = -1, 0
     while seen < len(words):

@@ -1,14 +1,14 @@
-"""Names that no queue of an app may have: ours, kombu's, Celery's and the broker's own.
+"""Names that no queue of an app may have: those of redelivery, kombu, Celery and the broker.
 
-This is the one place that judges a name before it becomes a key on Redis or a queue on RabbitMQ; `middleware.transitions.homes`
-asks the broker, too. One list holds for all brokers: a setting must not become dangerous when the broker is exchanged.
+Only this module checks a name before it becomes a key on Redis or a queue on RabbitMQ; `middleware.transitions.homes` also asks the
+broker. One list applies to all brokers, so that a setting does not become dangerous if the broker is exchanged.
 """
 
 from __future__ import annotations
 
-#: AMQP's bound.
+#: AMQP's limit for a name.
 MAX_BYTES = 255
-#: Whole names, beginnings and ends of names, and whose they are.
+#: Complete names, beginnings and ends of names, and the owner of each.
 NAMES = {
     **dict.fromkeys(
         (f"redelivery.{name}" for name in ("outcomes", "audit", "watching", "exporting", "journal", "looking")),
@@ -27,7 +27,7 @@ ENDS = {".pidbox": "Celery"}
 
 
 def objection(name: object) -> str | None:
-    """Why this may not be the name of a queue; None where nothing speaks against it."""
+    """Why this may not be the name of a queue; None if it may."""
     if not isinstance(name, str) or not name:
         return "is no name"
     if not name.isprintable():

@@ -1,6 +1,6 @@
-"""The policy: everything that can be said about how one queue's, or one task's, messages are delivered again and die.
+"""The policy: all settings of how the messages of one queue, or one task, are delivered again and die.
 
-The fields and their meaning follow Artemis's address settings; Solace's and RabbitMQ's where Artemis has none.
+The fields and their meaning follow Artemis's address settings, or Solace's and RabbitMQ's settings if Artemis has none.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 #: `max_delivery_attempts` without a limit.
 UNLIMITED = -1
-#: The dead-letter queue that is named after its origin.
+#: The value for the dead-letter queue that is named after its origin queue.
 DEFAULT_QUEUE = "default"
-#: The cap where none is set is the greater of these seconds and this many times the delay (Artemis: ten times the delay).
+#: If no cap is set, it is the greater of this number of seconds and this multiple of the delay (Artemis: ten times the delay).
 LEAST_DEFAULT_CAP, DEFAULT_CAP_FACTOR = 600.0, 10
 
 
 class PolicyFields(TypedDict, total=False):
-    """The fields of a policy as people write them, any number of them; see `RedeliveryPolicy`."""
+    """The fields of a policy as they are written in settings; each may be absent. See `RedeliveryPolicy`."""
 
     max_delivery_attempts: int
     redelivery_delay: float | timedelta
@@ -76,12 +76,12 @@ def _rules(setting: str, value: Any) -> Mapping[str, Mapping[str, Any]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedeliveryPolicy:
-    """What holds for one queue, or one task on it. Durations are given in seconds or as `timedelta`, and kept in seconds.
+    """The policy for one queue, or one task on it. Durations are given in seconds or as `timedelta`, and kept in seconds.
 
-    Raises `ConfigurationError` when it is built from values that cannot hold.
+    Raises `ConfigurationError` when it is built from values that are wrong or contradict each other.
 
-    Each field with its unit, its default, and whose word it is. `redelivery.middleware.policy.backoff` has the formula of the
-    delays.
+    Each field with its unit, its default, and the broker whose setting it follows. `redelivery.middleware.policy.backoff` has the
+    formula of the delays.
 
     - `max_delivery_attempts` (deliveries; 10): a message dies when this many deliveries have failed. A crash
       of a task's process counts. -1 is no limit. Artemis.
@@ -167,7 +167,7 @@ class RedeliveryPolicy:
     _ruled: Mapping[str, RedeliveryPolicy] = field(init=False, repr=False, compare=False)
 
     def __new__(cls, **given: Any) -> Self:
-        """Answer a misspelt field as everywhere else; the generated `__init__` does the rest."""
+        """Raise the usual error for an unknown field; the generated `__init__` does the rest."""
         for key in given:
             if key not in FIELDS:
                 raise values.unknown(cls.__name__, key, FIELDS)
@@ -185,7 +185,7 @@ class RedeliveryPolicy:
 
     @property
     def cap(self) -> float:
-        """The longest delay, in seconds: `max_redelivery_delay`, or what stands in where it is None."""
+        """The longest delay, in seconds: `max_redelivery_delay`, or the default cap if it is None."""
         if self.max_redelivery_delay is not None:
             return self.max_redelivery_delay
         return max(LEAST_DEFAULT_CAP, DEFAULT_CAP_FACTOR * self.redelivery_delay)
@@ -197,7 +197,7 @@ class RedeliveryPolicy:
         return UNLIMITED if UNLIMITED in limits else max(limits)
 
     def dead_letter_queue_for(self, queue: str) -> str | None:
-        """Where `queue`'s dead letters go; None is nowhere: they are discarded. Raises `ConfigurationError` for `queue`."""
+        """Where `queue`'s dead letters go; None: they are discarded. Raises `ConfigurationError` if that is `queue` itself."""
         if self.dead_letter_queue is None:
             return None
         if self.dead_letter_queue == DEFAULT_QUEUE:
@@ -205,18 +205,18 @@ class RedeliveryPolicy:
         return _elsewhere("dead_letter_queue", self.dead_letter_queue, queue)
 
     def expiry_queue_for(self, queue: str) -> str | None:
-        """Where `queue`'s expired messages go; as `dead_letter_queue_for` where no `expiry_queue` is set."""
+        """Where `queue`'s expired messages go; the result of `dead_letter_queue_for` if no `expiry_queue` is set."""
         if self.expiry_queue is None:
             return self.dead_letter_queue_for(queue)
         return _elsewhere("expiry_queue", self.expiry_queue, queue)
 
     def for_exception(self, exception: type[BaseException]) -> RedeliveryPolicy:
-        """The policy as the nearest rule for this exception class changes it."""
+        """The policy, with the changes of the nearest rule for this exception class."""
         nearest = self._nearest(exception, self.rules)
         return self if nearest is None else self._ruled[nearest[1]]
 
     def is_non_retryable(self, exception: type[BaseException]) -> bool:
-        """Whether this exception class is dead-lettered at once. A rule wins over a class of the list that is no nearer."""
+        """Whether this exception class is dead-lettered at once. A rule wins, unless a class in the list is nearer."""
         listed = self._nearest(exception, self.non_retryable)
         ruled = self._nearest(exception, [key for key, rule in self.rules.items() if "non_retryable" in rule])
         if ruled is not None and (listed is None or ruled[0] <= listed[0]):
@@ -263,9 +263,9 @@ _IN_RULES["non_retryable"] = values.flag
 
 
 def read_fields(given: Mapping[str, Any], where: str = "") -> dict[str, Any]:
-    """Some fields of a policy, each checked by itself and in the form in which it is kept. Raises `ConfigurationError`.
+    """Some fields of a policy, each checked by itself and converted. Raises `ConfigurationError`.
 
-    `where` begins the error's line, as in `queues["orders.*"] (app.conf.redelivery)`.
+    `where` is the beginning of the error's text, for example `queues["orders.*"] (app.conf.redelivery)`.
     """
     return _checked(given, _CHECKS, where)
 

@@ -1,16 +1,16 @@
-"""Where settings come from: a mapping (`app.conf.redelivery`), a TOML file, the environment. All three say the same things.
+"""The sources of settings: a mapping (`app.conf.redelivery`), a TOML file, the environment. All three can set everything.
 
-A mapping, and a TOML file alike, holds the general settings (`redelivery.settings.general`) and up to three tables:
+A mapping and a TOML file hold the general settings (`redelivery.settings.general`) and up to three tables:
 
 - `queues` and `tasks`: a pattern, and the policy fields of that row;
-- `override`: a table of `queues` and `tasks` of its own, which beats everything but what a task raises.
+- `override`: its own tables `queues` and `tasks`, which win over everything except what a task raises.
 
 The environment has one variable per general setting (`REDELIVERY_MODE`), one per table, in JSON (`REDELIVERY_QUEUES`,
 `REDELIVERY_TASKS`, `REDELIVERY_OVERRIDE`), and one per policy field for the row `#` of `queues`
-(`REDELIVERY_DEFAULT_MAX_DELIVERY_ATTEMPTS`). `REDELIVERY_CONFIG` names the TOML file. A value is JSON, or else plain text.
+(`REDELIVERY_DEFAULT_MAX_DELIVERY_ATTEMPTS`). `REDELIVERY_CONFIG` names the TOML file. A value is JSON; if it is not, it is plain
+text.
 
-Refuses, with `ConfigurationError`, whatever it does not know. Variables that Kubernetes sets for a service called `redelivery` are
-not ours and are passed over.
+Raises `ConfigurationError` for every unknown setting. Variables that Kubernetes sets for a service called `redelivery` are ignored.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ DEFAULT = "DEFAULT_"
 ENVIRONMENT = "environment"
 #: The variable that names the TOML file.
 CONFIG = "REDELIVERY_CONFIG"
-#: What Kubernetes sets for a service of this name: REDELIVERY_SERVICE_HOST, REDELIVERY_PORT_6379_TCP and the like.
+#: Variables that Kubernetes sets for a service of this name: REDELIVERY_SERVICE_HOST, REDELIVERY_PORT_6379_TCP and others.
 KUBERNETES = re.compile(r"REDELIVERY_(SERVICE_HOST|SERVICE_PORT(_.+)?|PORT(_\d+_.+)?)")
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row of a table: which addresses it speaks of, and what it says."""
+    """One row of a table: the addresses to which it applies, and its fields."""
 
     table: str
     pattern: AddressPattern
@@ -70,7 +70,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What one source says: general settings, and rows in the order written."""
+    """The contents of one source: general settings, and rows in the order written."""
 
     name: str
     general: Mapping[str, Any]
@@ -185,7 +185,7 @@ def _add_default(raw: dict[str, Any], default: dict[str, Any]) -> None:
 
 
 def _value(variable: str, text: str, *, is_text: bool) -> Any:
-    """JSON, or else the text itself; a table that is broken JSON is refused, because text is never a table.
+    """The value as JSON, or the text itself if it is not JSON. A table that is not valid JSON is refused: text is no table.
 
     With `is_text` a number, true and false are text, too: the release of an app may be called 4711.
     """

@@ -1,7 +1,7 @@
-"""Single values of the settings: what each kind may be, and the one line that says what is wrong with it.
+"""Single values of the settings: the rule for each kind, and the one line that says what is wrong with a value.
 
-Durations become float seconds. Booleans are no numbers, and NaN and infinities are none either. 0 is a value everywhere, never
-"unset"; `None` is "unset", and because TOML has no null, the word `"none"` stands for it wherever a setting may be `None`.
+Durations become float seconds. Booleans, NaN and infinities are not accepted as numbers. 0 is always a value and never means
+"unset"; `None` means "unset". TOML has no null, so the word `"none"` means `None` wherever a setting may be `None`.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 #: Takes the setting's name and the value as written; returns the value as used, or raises `ConfigurationError`.
 Check = Callable[[str, Any], Any]
 
-#: Stands for None where a notation has no null.
+#: Means None in notations without a null.
 NONE = "none"
-#: Where a server listens that is given a port alone; the last port that there is.
+#: The host on which a server listens if only a port is given; the highest port.
 LOOPBACK, LAST_PORT = "127.0.0.1", 65_535
 MAX_SHOWN = 60
 
 
 def setting(check: Check, *, default: Any, in_rules: bool = False) -> Any:
-    """A field of a dataclass: the check of what a person writes, its default, and whether a policy's `rules` may have it."""
+    """A field of a dataclass: the check of the written value, its default, and whether a policy's `rules` may have it."""
     return field(default=default, metadata={"check": check, "in_rules": in_rules})
 
 
@@ -79,7 +79,7 @@ def _as_written(_: str, value: Any) -> Any:
 
 
 def _where(holds: Callable[[Any], bool], rule: str, read: Check = _as_written) -> Check:
-    """What `read` takes, where that holds; `rule` says what does."""
+    """A check that accepts what `read` accepts, if `holds` is true for it; `rule` is the rule in words."""
 
     def check(setting: str, value: Any) -> Any:
         answer = read(setting, value)
@@ -93,9 +93,9 @@ def _where(holds: Callable[[Any], bool], rule: str, read: Check = _as_written) -
 positive_duration = _where(lambda seconds: seconds > 0, "must be more than 0 seconds", duration)
 fraction = _where(lambda read: 0 <= read <= 1, "must be from 0.0 to 1.0", number)
 factor = _where(lambda read: read > 0, "must be more than 0 (1.0 keeps the delay the same)", number)
-#: How many in a second; below 1 for fewer.
+#: How many in a second; a value below 1 is less than one in a second.
 rate = _where(lambda read: read > 0, "must be more than 0 (0.1 is one in ten seconds), or none for no limit", number)
-#: How many deliveries count as enough.
+#: The largest number of deliveries.
 attempts = _where(lambda value: _is_whole(value) and (value >= 1 or value == -1), "must be 1 or more, or -1 for no limit")
 flag = _where(lambda value: isinstance(value, bool), "must be true or false")
 #: Any string, the empty one too.
@@ -124,7 +124,7 @@ def queue(setting: str, value: Any) -> str:
 
 
 def http_url(setting: str, value: Any) -> str:
-    """An address of a web server. Raises `ConfigurationError`, which does not repeat it: a password may stand anywhere in it."""
+    """An address of a web server. Raises `ConfigurationError`, whose text does not repeat the address: it may hold a password."""
     if isinstance(value, str) and _is_http_url(value):
         return value
     msg = f"{setting} must be an address such as http://host:15672; in a user or a password, write / ? # @ as %2F %3F %23 %40"
@@ -134,7 +134,7 @@ def http_url(setting: str, value: Any) -> str:
 def _is_http_url(value: str) -> bool:
     try:
         parts = urlsplit(value)
-        parts.port  # noqa: B018 - raises where it is not a number
+        parts.port  # noqa: B018 - raises if it is not a number
     except ValueError:
         return False
     behind = f"{parts.path}?{parts.query}#{parts.fragment}"
@@ -152,7 +152,7 @@ def host_and_port(text: str) -> tuple[str, int]:
 
 
 def address(setting: str, value: Any) -> str:
-    """Where to listen. Raises `ConfigurationError`."""
+    """An address to listen on. Raises `ConfigurationError`."""
     text = str(value) if isinstance(value, (str, int)) and not isinstance(value, bool) else ""
     try:
         host_and_port(text)
@@ -175,7 +175,7 @@ def choice(*words: str) -> Check:
 
 
 def optional(check: Check) -> Check:
-    """What `check` takes, or `None` (or the word "none")."""
+    """A check that also accepts `None` (or the word "none")."""
 
     def check_or_none(setting: str, value: Any) -> Any:
         return None if value is None or value == NONE else check(setting, value)
@@ -184,14 +184,14 @@ def optional(check: Check) -> Check:
 
 
 def suggestion(written: object, known: Iterable[str]) -> str:
-    """`; did you mean 'x'?`, or nothing where no known name is near."""
+    """`; did you mean 'x'?`, or an empty text if no known name is similar."""
     by_lower = {each.lower(): each for each in sorted(known)}
     near = difflib.get_close_matches(str(written).lower(), by_lower, n=1)
     return f"; did you mean {by_lower[near[0]]!r}?" if near else ""
 
 
 def unknown(where: str, written: object, known: Iterable[str]) -> ConfigurationError:
-    """The answer to a key that nobody knows: the nearest one, or all of them."""
+    """The error for an unknown key: it names the most similar known key, or all known keys."""
     names = sorted(known)
     answer = suggestion(written, names) or f"; known are {', '.join(names)}"
     return ConfigurationError(f"{where}{': ' if where else ''}unknown setting {written!r}{answer}")
