@@ -92,7 +92,7 @@ def _telemetry_of(runtime: Runtime) -> Telemetry:
     try:
         from .telemetry.spans import Spans  # noqa: PLC0415 - OpenTelemetry is an extra
     except ImportError as exc:
-        msg = f"the setting opentelemetry needs what is not installed ({exc.name}): install redelivery[otel], or remove it"
+        msg = f"the setting opentelemetry needs a module that is not installed ({exc.name}): install redelivery[otel], or remove it"
         raise ConfigurationError(msg) from exc
     kind = kind_of(runtime.app)
     return Spans(runtime, "rabbitmq" if kind == "amqp" else kind)

@@ -38,7 +38,7 @@ def with_body(message: Raw, body: Any) -> Raw:
     try:
         encoded = json.dumps(body, separators=(",", ":")).encode()
     except (TypeError, ValueError) as exc:
-        msg = f"the arguments are not JSON: {exc}; give values that are"
+        msg = f"the arguments are not JSON: {exc}; give JSON values"
         raise EnvelopeError(msg) from exc
     if isinstance(kind := message["headers"].get("compression"), str):
         encoded, _ = compress(encoded, kind)

@@ -45,7 +45,7 @@ class Bounds:
 
     @classmethod
     def of(cls, queue: RedeliveryPolicy, task: RedeliveryPolicy) -> Self | None:
-        """The bounds that follow from the policy of a queue, and of a task on it; None where there are none."""
+        """The bounds that follow from the policy of a queue, and of a task on it; None if there are none."""
         is_dated = task.enabled and (task.max_time_to_live is not None or task.delivery_delay > 0)
         max_length = queue.max_length if queue.enabled else None
         if not is_dated and max_length is None:

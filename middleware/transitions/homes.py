@@ -87,7 +87,7 @@ class Homes:
         return Home(queue)
 
     def told(self, home: Home) -> str:
-        """The home as it is shown to people: on Redis the queue alone, because Redis has no exchanges."""
+        """The home as it is shown to people: on Redis the queue alone, because the message goes directly to its queue."""
         return home.queue if Capability.LEASES in self.transport.capabilities else str(home)
 
     def objection_to(self, queue: str) -> str | None:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 #: The longest time between publishing a copy and acknowledging the original (milliseconds).
 MAX_GAP_MS = 1000
-#: A recorded start that is a time in milliseconds; other brokers record only that there was a start.
+#: A recorded start that is a time in milliseconds; on other brokers it is the name of the start.
 TIME = re.compile(r"[0-9]{1,15}")
 LOST = Failed(type="celery.exceptions.WorkerLostError", message="the worker that held the message died", fingerprint="worker-lost")
 

@@ -95,7 +95,7 @@ class Ingress(bootsteps.StartStopStep):
         consumer.on_invalid_task = self._dying(consumer.on_invalid_task, Reason.INVALID, at=1)
 
     def _lightening(self, consumer: Consumer) -> Callable[[], None]:
-        """Let Celery build the strategies and tracers, then replace the tracers by ours."""
+        """Let Celery build the strategies and tracers, then replace the tracers by redelivery's."""
         update = consumer.update_strategies
 
         def update_strategies() -> None:
@@ -128,7 +128,7 @@ class Ingress(bootsteps.StartStopStep):
             announce(self.runtime, consumer, is_ours=is_ours)
 
     def _receive(self, consumer: Consumer) -> bool:
-        """Whether we receive the messages ourselves, from now on."""
+        """Start to receive, if redelivery and not kombu is to receive; return whether it does."""
         runtime = self.runtime
         if not (runtime.enforces and runtime.settings.fast_receive):
             return False

@@ -8,7 +8,7 @@ frees the slot:
 - After any other error (a pool that is going down, a broker or a result backend that does not answer), the message is given back,
   uncounted, after a second in the delay store, so that a broken worker does not receive it again at once.
 - An exception that escapes from a task in a pool of threads, or in the worker itself (`solo`), is an attempt that counts:
-  `SystemExit` and `KeyboardInterrupt` are a lost worker, as they are where the pool has processes.
+  `SystemExit` and `KeyboardInterrupt` count as a lost worker, as in a pool of processes.
 - If the worker must stop while a message waits for a slot in a pool of greenlets, it gives that message back, uncounted.
 - A greenlet that was killed from outside has not succeeded, although its pool reports a success: the code that killed it reports
   the end. Once a cold shutdown kills greenlets, no further one begins.

@@ -67,7 +67,7 @@ class Dying(NamedTuple):
     failed: Failed | None
 
 
-#: How a message is to end when Celery next acknowledges or rejects it.
+#: How a message ends when Celery next acknowledges or rejects it.
 Ending = Outcome | Dying
 
 
@@ -156,10 +156,10 @@ class HeldDelivery:
         try:
             Request.cancel(request, pool, signal, emit_retry)
         except NotImplementedError:
-            log.warning("worker.terminated", task_id=request.id, why="a cold shutdown, and its pool cannot end a task")
+            log.warning("worker.terminated", task_id=request.id, why="a cold shutdown, and this pool cannot end a task")
             raise WorkerTerminate(EX_FAILURE) from None
         except Exception:  # noqa: BLE001 - any pool may be in use, and the shutdown must go on
-            log.exception("task.not_ended", task_id=request.id, why="a cold shutdown, and its pool could not end it")
+            log.exception("task.not_ended", task_id=request.id, why="a cold shutdown, and the pool could not end the task")
 
     def on_retry(self, request: Any, exc_info: ExceptionInfo) -> None:
         """Deliver the message again, as the child decided. If Celery's own `retry` has published the task again, only end it."""

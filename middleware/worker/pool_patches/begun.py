@@ -30,7 +30,7 @@ TURN = 0.05
 def read_reports_first(pool: Any, hub: Any, owner: Deliveries, stop: Stop | None) -> None:
     """Have this pool read its children's reports before Celery forgets tasks; `owner` holds the messages of these tasks.
 
-    If the worker stops, and `stop` is ours, nothing is forgotten: the stop drains the children's result pipes.
+    If the worker stops, and there is a `stop`, Celery forgets nothing: the `stop` drains the children's result pipes.
     """
     flush = getattr(pool, "flush", None)
     if flush is not None and hasattr(pool, "_pool"):

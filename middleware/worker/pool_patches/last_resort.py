@@ -88,4 +88,4 @@ class LastResort:
     def _tell(self) -> None:
         frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001 - Python's own way
         where = "".join(traceback.format_stack(frame)[-5:])
-        log.critical("stop.overdue", after=self._soft + LAST, where=where, why="the process ends; what it holds is delivered again")
+        log.critical("stop.overdue", after=self._soft + LAST, where=where, why="the process ends; its messages are delivered again")

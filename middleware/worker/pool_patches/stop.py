@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 TURN = 0.05
 #: The calls in Celery's handler of a cold shutdown that reach the pool or the broker.
 CALLS = {"wait_for_soft_shutdown", "cancel_active_requests", "cancel", "stop"}
-CELERYS = "this Celery, or its pool, was not tested: Celery alone stops the worker, and may wait for what a signal has interrupted"
+CELERYS = "this version of Celery or its pool was not tested: Celery alone stops the worker, and a stop by a signal may hang"
 #: The second signal ends a soft shutdown at once.
 AT_ONCE = 2
 
@@ -206,7 +206,7 @@ class Stop:
             tasks.close(celerys_own)
 
     def _end_as_celery_does(self, celerys_own: Callable[[], None]) -> None:
-        """The pool has ended, or its kind is unknown: Celery's own stop is called, from now on also in a signal's handler."""
+        """Let Celery stop the pool, which has ended or is of an unknown kind. With an unknown kind, Celery handles signals, too."""
         if missing := self._tasks.lacks():
             log.warning("stop.unknown", lacks=",".join(missing), why=CELERYS)
             self._is_celerys = True

@@ -54,7 +54,7 @@ class PoolThreads:
     def cut(self, cancel: Callable[[], None]) -> None:  # noqa: ARG002 - as with processes
         """Log that a thread cannot be ended."""
         for request in self._running():
-            log.warning("worker.terminated", task_id=request.id, why="a cold shutdown, and its pool cannot end a task")
+            log.warning("worker.terminated", task_id=request.id, why="a cold shutdown, and this pool cannot end a task")
 
     def kill(self) -> None:
         """Do nothing: threads cannot be killed, and run on."""

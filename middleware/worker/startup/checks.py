@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 #: The capabilities that a worker's line reports as lacking.
 OF_A_WORKER = frozenset(Capability) - {Capability.REDELIVERY_COUNTS, Capability.LEASES}
 #: The consequence of leaving Celery's pool unchanged.
-WITHOUT = "if a child dies, the task that it has begun may begin twice, and its place may stay empty for some seconds"
+WITHOUT = "if a child dies, the task that it has begun may begin twice, and the pool may have one child less for some seconds"
 
 
 def check_policies(runtime: Runtime) -> None:

@@ -188,7 +188,7 @@ def _broker(app: Celery) -> Iterator[Contradiction]:
         return
     if len(connection.alt) > 1 and not all(str(each).startswith("sentinel") for each in connection.alt):
         yield Contradiction(
-            "broker_url names several servers", "a message lives on one", "use Sentinel (sentinel://…), or name one"
+            "broker_url names several servers", "a message is on only one of them", "use Sentinel (sentinel://…), or name one"
         )
     if (connection.transport_options or {}).get("ack_emulation", True) is False:
         yield Contradiction(
