@@ -159,7 +159,8 @@ def test_a_letter_whose_move_died_lies_in_one_queue(
     """The next move finds it in its new queue, records what may be missing, and removes it from the old one."""
     words = ("dlq", "move", "DLQ.celery", "--all", "--yes", "--to", "DLQ.spare", "--create")
     dies(order, "DLQ.celery", *words)
-    assert (rabbit.depth("DLQ.celery"), rabbit.depth("DLQ.spare")) == (COUNT, COUNT)
+    until(lambda: rabbit.depth("DLQ.spare") == COUNT, what="the broker to have read what was published")
+    assert rabbit.depth("DLQ.celery") == COUNT
     said = ask(*words)
     assert (said["moved"], said["gone"], said["left"]) == (0, COUNT, {})
     assert here.letters() == []

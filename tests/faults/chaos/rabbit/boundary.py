@@ -15,6 +15,7 @@ An order is read, counted and carried out by `tests.faults.chaos.boundary`.
 from __future__ import annotations
 
 import os
+import time
 from typing import TYPE_CHECKING, Any
 
 from redelivery.middleware.brokers.rabbitmq import channel as amqp_channel
@@ -105,7 +106,7 @@ def _at_publisher() -> None:
     def confirmed_here(self: Any) -> None:
         steps = set(open_steps)
         open_steps.clear()
-        here("confirm.before", lambda: steps)
+        here("confirm.before", lambda: _read(steps))
         confirmed(self)
         for step in steps:
             here(f"{step}.after", lambda: True)
@@ -113,6 +114,12 @@ def _at_publisher() -> None:
     Publisher._send = send_here  # type: ignore[method-assign]
     Publisher._publish = publish_here  # type: ignore[method-assign]
     Publisher._confirmed = confirmed_here  # type: ignore[method-assign]
+
+
+def _read(steps: set[str]) -> set[str]:
+    """Give the broker time to read these publications. If the process dies before that, the broker may drop them unread."""
+    time.sleep(0.3)
+    return steps
 
 
 def _at_producer() -> None:
