@@ -18,6 +18,7 @@ import statistics
 import sys
 import tempfile
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -75,7 +76,7 @@ def parsed(data: bytearray, at: int) -> tuple[Any, int]:
     return (("push", values) if kind == b">" else values), after
 
 
-class Connection:
+class Connection(ABC):
     """A connection that does not block for an answer: each answer goes to the callback of its command."""
 
     def __init__(self, fleet: Fleet, number: int) -> None:
@@ -120,17 +121,20 @@ class Connection:
                 answered(value)
         del self.read[:at]
 
+    @abstractmethod
     def begin(self, after: float) -> None:
         """Begin to wait for messages, so many seconds later."""
-        raise NotImplementedError
 
+    @abstractmethod
     def pushed(self, changed: list[bytes]) -> None:
         """Keys that it looked at have changed."""
-        raise NotImplementedError
 
 
 class PlainClient(Connection):
     """A plain worker's commands, as kombu sends them: wait a second at a time, note each held message, remove the note."""
+
+    def pushed(self, changed: list[bytes]) -> None:
+        """It looks at no keys."""
 
     def begin(self, after: float) -> None:
         """Wait."""

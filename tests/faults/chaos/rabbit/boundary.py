@@ -15,7 +15,7 @@ An order is read, counted and carried out by `tests.faults.chaos.boundary`.
 from __future__ import annotations
 
 import os
-import time
+import select
 from typing import TYPE_CHECKING, Any
 
 from redelivery.middleware.brokers.rabbitmq import channel as amqp_channel
@@ -106,7 +106,7 @@ def _at_publisher() -> None:
     def confirmed_here(self: Any) -> None:
         steps = set(open_steps)
         open_steps.clear()
-        here("confirm.before", lambda: _read(steps))
+        here("confirm.before", lambda: _answered(self, steps))
         confirmed(self)
         for step in steps:
             here(f"{step}.after", lambda: True)
@@ -116,9 +116,9 @@ def _at_publisher() -> None:
     Publisher._confirmed = confirmed_here  # type: ignore[method-assign]
 
 
-def _read(steps: set[str]) -> set[str]:
-    """Give the broker time to read these publications. If the process dies before that, the broker may drop them unread."""
-    time.sleep(0.3)
+def _answered(publisher: Any, steps: set[str]) -> set[str]:
+    """Wait until an answer of the broker lies unread here. Until then the broker may drop what a dying process sent."""
+    select.select([publisher._kombu.connection.sock], [], [], 5)
     return steps
 
 
