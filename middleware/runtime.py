@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from celery.exceptions import Ignore
 
+from redelivery.lazily import cached_property
+
 from .logs import log
 from .messages.envelope import failed_of, text
 from .messages.recording import MAX_TEXT
@@ -91,12 +93,12 @@ class Runtime:
         """Whether the settings are carried out; false in `mode="observe"`."""
         return self.policies.enforces
 
-    @functools.cached_property
+    @cached_property
     def release(self) -> str | None:
         """The release of the app, as events name it; None if it is not known."""
         return text(self.settings.known_release, MAX_TEXT) or None
 
-    @functools.cached_property
+    @cached_property
     def telemetry(self) -> Telemetry | None:
         """The object that reports to OpenTelemetry; None if the setting is off. Raises `ConfigurationError`."""
         return self._tell(self) if self.settings.opentelemetry else None
@@ -105,7 +107,7 @@ class Runtime:
         """The broker's time, as far as a worker knows it; before it has connected, this machine's time."""
         return round(time.time() * 1000) if self._owner is None else self._owner.now_ms()
 
-    @functools.cached_property
+    @cached_property
     def transport(self) -> Transport:
         """The app's broker, with a client of its own; `capabilities` names what this broker can do.
 

@@ -1,15 +1,31 @@
-"""Names of a module that are imported when they are first used (PEP 562)."""
+"""What is made when it is first used: the names of a module (PEP 562), and the values of an object."""
 
 from __future__ import annotations
 
+import functools
 import sys
+from contextlib import nullcontext
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["lazily"]
+__all__ = ["cached_property", "lazily"]
+
+T = TypeVar("T")
+
+
+class cached_property(functools.cached_property[T]):  # noqa: N801, TID251 - it replaces that one
+    """`functools.cached_property` without a lock, as it is since Python 3.12.
+
+    In Python 3.11 all objects of a class share one lock. If a thread of a worker holds it while the pool forks, nobody releases it
+    in the child, and the child waits for ever.
+    """
+
+    def __init__(self, func: Callable[[Any], T]) -> None:
+        super().__init__(func)
+        self.lock = nullcontext()
 
 
 def lazily(module: str, places: Mapping[str, str]) -> Callable[[str], Any]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import random
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
+from redelivery.lazily import cached_property
 from redelivery.settings import RedeliverySettings
 from redelivery.settings.general import read_general
 
@@ -75,7 +75,7 @@ class Resolver:
         self._options: dict[str, Options | None] = {}
         self._bounds: dict[tuple[str, str], Bounds | None] = {}
 
-    @functools.cached_property
+    @cached_property
     def settings(self) -> RedeliverySettings:
         """The settings, from the app's configuration, the environment and the TOML file. Raises `ConfigurationError`."""
         given = self._given if self._given is not None else self._app.conf.get("redelivery")
@@ -106,7 +106,7 @@ class Resolver:
             self._options[task] = options_of(self._app.tasks[task])
         return self._options[task]
 
-    @functools.cached_property
+    @cached_property
     def keeps_time(self) -> bool:
         """Whether any policy bounds how long messages live or how late they run; if none does, arrivals skip these checks."""
         decorated = (self.options_of(name) for name in self._app.tasks)

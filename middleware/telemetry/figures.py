@@ -8,7 +8,6 @@ series is bounded (`series`).
 
 from __future__ import annotations
 
-import functools
 import os
 import threading
 import weakref
@@ -17,6 +16,8 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Final
 
 from opentelemetry.metrics import Observation, get_meter
+
+from redelivery.lazily import cached_property
 
 from ..messages.events import Outcome
 from . import forked
@@ -98,11 +99,11 @@ class Figures:
         self._known: dict[tuple[str, ...], tuple[Labels, Mapping[str, str]]] = {}
         _begin_anew_in_children(self)
 
-    @functools.cached_property
+    @cached_property
     def _ends(self) -> Series:
         return Series(self._app.tasks)  # cached: a producer records no ends, and need not load its tasks
 
-    @functools.cached_property
+    @cached_property
     def _runs(self) -> Series:
         return Series(self._app.tasks)
 

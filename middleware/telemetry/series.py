@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING
 
 from redelivery.display import safe
@@ -26,7 +25,6 @@ class Series:
 
     def __init__(self, tasks: Collection[str], most: int = MAX_SERIES) -> None:
         self._tasks, self._most = tasks, most
-        self._lock = threading.Lock()
         #: The names asked for → their labels. Unknown tasks may have any name, so this is bounded, too.
         self._asked: dict[Labels, Labels] = {}
         self._known: set[Labels] = set()
@@ -38,11 +36,10 @@ class Series:
         if known is not None:
             return known
         labels = (safe(queue), task if task in self._tasks else UNKNOWN, *kinds)
-        with self._lock:
-            if labels not in self._known:
-                if len(self._known) >= self._most:
-                    return (OTHER, OTHER, *kinds)
-                self._known.add(labels)
-            if len(self._asked) < self._most:
-                self._asked[asked] = labels
+        if labels not in self._known:
+            if len(self._known) >= self._most:
+                return (OTHER, OTHER, *kinds)
+            self._known.add(labels)
+        if len(self._asked) < self._most:
+            self._asked[asked] = labels
         return labels

@@ -6,11 +6,11 @@ redrive that cannot be carried out raises inside the handler, which can catch it
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from redelivery.errors import EnvelopeError, RedriveError
+from redelivery.lazily import cached_property
 
 from ..messages.body import decoded, edited
 from ..messages.envelope import Envelope
@@ -67,7 +67,7 @@ class Letter:
         headers: Mapping[str, Any] = self.message["headers"]
         return headers
 
-    @functools.cached_property
+    @cached_property
     def _body(self) -> Any:
         body = decoded(self.message)
         return body if isinstance(body, list) and len(body) == 3 else None  # noqa: PLR2004 - args, kwargs, embed

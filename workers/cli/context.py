@@ -6,7 +6,6 @@ without `Redelivery(app)`, and a broker that does not answer.
 
 from __future__ import annotations
 
-import functools
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from redelivery.errors import ConfigurationError, InputError
+from redelivery.lazily import cached_property
 from redelivery.middleware.ports import Capability
 from redelivery.settings import RedeliverySettings
 
@@ -54,7 +54,7 @@ class Context:
         """Another app than the root was given."""
         self.name, self._given = name, None
 
-    @functools.cached_property
+    @cached_property
     def app(self) -> Celery | None:
         """The app, with its tasks imported where the command looks at them. Raises `ConfigurationError`."""
         app = _imported(self.name) if self._given is None and self.name is not None else self._given
@@ -62,7 +62,7 @@ class Context:
             _import_tasks(app)
         return app
 
-    @functools.cached_property
+    @cached_property
     def runtime(self) -> Runtime:
         """The app's installation. Raises `ConfigurationError` where there is no app, or no installation on it."""
         if self.app is None:
@@ -86,7 +86,7 @@ class Context:
         """Whether the app's own code has `Redelivery(app)`."""
         return self._trial is None
 
-    @functools.cached_property
+    @cached_property
     def runtime_or_trial(self) -> Runtime:
         """The app's installation; where it has none, one of this process alone. Raises `ConfigurationError`."""
         if self.app is not None and getattr(self.app, "redelivery", None) is None:
@@ -100,7 +100,7 @@ class Context:
         """The app's settings; without an app, those of the environment and the TOML file. Raises `ConfigurationError`."""
         return RedeliverySettings.load() if self.app is None else self.runtime.settings
 
-    @functools.cached_property
+    @cached_property
     def transport(self) -> Transport:
         """The transitions on the app's broker. Raises `BrokerUnavailable`, `BrokerError`.
 
@@ -123,7 +123,7 @@ class Context:
         """The audit on the app's broker, where it has one. Raises as `transport`."""
         return self._broker.audit
 
-    @functools.cached_property
+    @cached_property
     def _broker(self) -> Broker:
         self.transport  # noqa: B018 - whether the broker answers is said first
         return broker_of(self.runtime.transport)

@@ -8,7 +8,6 @@ worker is killed, `docs/guarantees.md` says for each of kombu's transports.
 from __future__ import annotations
 
 import base64
-import functools
 import threading
 import time
 from dataclasses import replace
@@ -19,6 +18,7 @@ from kombu.transport import virtual
 from kombu.utils.json import loads
 
 from redelivery.errors import BrokerError, BrokerUnavailable
+from redelivery.lazily import cached_property
 
 from ...logs import log
 from ...messages.envelope import HEADER, Envelope
@@ -70,7 +70,7 @@ class GenericTransport(WithoutLeases):
             transport._connected()
         return transport
 
-    @functools.cached_property
+    @cached_property
     def capabilities(self) -> frozenset[Capability]:
         """What this kind of broker can do, by the transport that kombu has for it."""
         return capabilities_of(self.app.connection_for_write().get_transport_cls().Channel)

@@ -6,12 +6,14 @@ A script's text is its file in `middleware/brokers/redis/lua/`, behind the share
 from __future__ import annotations
 
 from contextlib import suppress
-from functools import cache, cached_property, lru_cache
+from functools import cache, lru_cache
 from hashlib import sha1
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import NoScriptError, ResponseError
+
+from redelivery.lazily import cached_property
 
 from ...ports import Answer
 

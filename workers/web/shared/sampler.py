@@ -6,13 +6,13 @@ say how old they are.
 
 from __future__ import annotations
 
-import functools
 import threading
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from redelivery.errors import RedeliveryError
+from redelivery.lazily import cached_property
 from redelivery.middleware.brokers.errors import BROKER_ERRORS
 
 from ...brokers.broker import broker_of
@@ -53,7 +53,7 @@ class Sampler:
         self._condition: Condition | None = None
         self._asked: float | None = None
 
-    @functools.cached_property
+    @cached_property
     def living(self) -> Living:
         """Which workers live, as far as the looks so far can tell."""
         return Living(self._source.runtime.settings.lease)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import time
 from typing import TYPE_CHECKING
+
+from redelivery.lazily import cached_property
 
 from ...operations.reach import reached
 
@@ -24,7 +25,7 @@ class Source:
         self.runtime = runtime
         self._clock: tuple[int, float] | None = None
 
-    @functools.cached_property
+    @cached_property
     def transport(self) -> Transport:
         """The transitions. Raises as `reached`; what failed is tried again when it is asked for again."""
         return reached(self.runtime)
