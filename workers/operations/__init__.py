@@ -1,1 +1,1 @@
-"""What an operator asks, and changes."""
+"""What operators look at and change: dead letters, delayed messages, workers, metrics, and the doctor."""

@@ -1,4 +1,4 @@
-"""Whether the broker answers: asked once and once more, rather than for ever, before anything else is asked of it."""
+"""Whether the broker answers: two tries, and not endless ones, before a command asks it anything else."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TIMEOUT = 5.0
 
 def reached(runtime: Runtime) -> Transport:
     """The transitions on the app's broker. Raises `BrokerUnavailable`, `BrokerError`, and `ConfigurationError` for its settings."""
-    runtime.settings  # noqa: B018 - what is wrong with them is said before the broker is looked for
+    runtime.settings  # noqa: B018 - errors in the settings are reported before the broker is tried
     _reach(runtime.app)
     if kind_of(runtime.app) == "generic":
         where = runtime.app.connection_for_write().as_uri()
@@ -48,7 +48,7 @@ def _reach(app: Celery) -> None:
             connection.ensure_connection(max_retries=1, interval_start=0.1, timeout=TIMEOUT)
         except OperationalError as exc:
             raise _refusal(connection, exc) from exc
-        except ValueError as exc:  # of a Sentinel without the name of its master, for instance
+        except ValueError as exc:  # the URL of a Sentinel lacks the name of its master, for instance
             msg = f"broker {connection.as_uri()} cannot be used: {exc}; correct broker_url or broker_transport_options"
             raise ConfigurationError(msg) from exc
 

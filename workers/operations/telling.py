@@ -1,4 +1,4 @@
-"""Telling OpenTelemetry of what an operator has had done: a span in the trace of each message, where `opentelemetry` is set."""
+"""A span for what an operator has done, in the trace of each message, if the setting `opentelemetry` is on."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def tell(transport: Transitions, contents: Contents, place: str, event: Event, began_ns: int) -> None:
-    """The broker has moved this message, which lay in this place, and recorded the event; it was prepared at `began_ns`."""
+    """Send the span, which began at `began_ns`, of a message that the broker has moved out of `place` with this event."""
     runtime: Runtime | None = getattr(transport.app, "redelivery", None)
     if runtime is not None and runtime.telemetry is not None:
         runtime.telemetry.operated(contents.headers, place, event, began_ns)

@@ -1,13 +1,13 @@
-"""Adoption: what `Redelivery(app)` changes for each task of an app, and what its people must look at.
+"""Adoption: what `Redelivery(app)` changes for each task of an app, and what the app's developers must look at.
 
-A row for each task says what Celery does now and what will be done, and lines name what somebody wrote without effect,
-another effect, or cannot be. Settings and tasks are read; no broker is asked. Celery's own tasks (`celery.*`) are left out.
+A row for each task says what Celery does now and what redelivery will do. Further lines name the options and settings that will
+have no effect, have another effect, or are refused. Settings and tasks are read; no broker is asked. Celery's own tasks
+(`celery.*`) are left out.
 
-Rules: what a task says explicitly wins (`acks_late`, `throws`, `countdown`, `retry_backoff`); of two retry limits the lower stops.
+Rules: an explicit option of a task wins (`acks_late`, `throws`, `countdown`, `retry_backoff`); of two retry limits the lower stops.
 
-The libraries beside Celery of `docs/integrations.md` have a line each. One that works inside the app is known by its module, which
-is loaded when the app is; one that runs beside it (Flower, a scheduler of beat's, stubs) by its distribution, which is installed
-where the app is.
+Each library of `docs/integrations.md` that is in use has a line. A library that works inside the app is found by its module, which
+the app has loaded. One that runs beside the app (Flower, a scheduler of beat's, stubs) is found by its installed distribution.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One task: what holds now, with plain Celery, and what will.
+    """One task: what holds now, with plain Celery, and what will hold with redelivery.
 
-    `strategy` is the `Strategy` of its own that runs it, None where Celery's does; of such a task no end is seen, so that the
-    policy counts its crashes alone. `acks_late` and `rejects_when_lost` are (now, then). `own_retries` is the limit of its
-    `self.retry` and `autoretry_for`; None is none, and a task that calls neither fails at once now. `attempts`
-    is the policy's limit, -1 for none. `look_at` are lines for a person.
+    `strategy` is the task's own `Strategy`, None if Celery's runs it. redelivery does not see how a task with its own `Strategy`
+    ends, so the policy counts only its crashes. `acks_late` and `rejects_when_lost` are (now, then). `own_retries` is the limit
+    of its `self.retry` and `autoretry_for`, None for no limit; a task that uses neither fails at once now. `attempts` is the
+    policy's limit, -1 for no limit. `look_at` are lines for a person.
     """
 
     task: str
@@ -70,7 +70,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adoption:
-    """The whole app. `refused` are the settings with which no worker starts, a line each; `look_at` is what else to look at."""
+    """The whole app. `refused` has a line for each setting with which no worker starts; `look_at` has lines for a person."""
 
     mode: str
     changes: tuple[Change, ...]
@@ -79,7 +79,7 @@ class Adoption:
 
 
 def adoption_of(runtime: Runtime) -> Adoption:
-    """What will change. Raises `ConfigurationError` where the settings themselves cannot hold."""
+    """What will change. Raises `ConfigurationError` if the settings themselves are invalid."""
     app = runtime.app
     app.finalize(auto=True)
     names = sorted(name for name in app.tasks if not name.startswith("celery."))
@@ -120,7 +120,7 @@ def _then(task: Task, attribute: str, now: bool) -> bool:
 
 
 def queue_of(app: Celery, name: str) -> str:
-    """Where a publication without options goes."""
+    """The queue to which a publication of this task without options goes."""
     route = app.amqp.router.route({}, name)
     queue = route.get("queue")
     return str(getattr(queue, "name", queue) or app.conf.task_default_queue)
@@ -159,7 +159,7 @@ def _of_crashes(app: Celery, task: Task) -> Iterator[str]:
 
 
 def _is_kept(app: Celery) -> bool:
-    """Whether the broker keeps what a worker holds until it is acknowledged; AMQP, whose transport has no `Channel`, does."""
+    """Whether the broker keeps a message that a worker holds until it is acknowledged. AMQP, without a `Channel` class, does."""
     channel = getattr(app.connection_for_write().get_transport_cls(), "Channel", None)
     return channel is None or Capability.KEPT_UNTIL_ACKNOWLEDGED in capabilities_of(channel)
 
@@ -176,7 +176,7 @@ def _of_app(app: Celery) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Neighbour:
-    """One library: its distribution's name, the module that an app which uses it has loaded, if any, and what to know."""
+    """One library: its distribution's name, the module that an app loads to use it (empty if none), and what to know about it."""
 
     name: str
     module: str = ""
@@ -245,7 +245,7 @@ NEIGHBOURS = (
 
 
 def neighbours_of() -> Iterator[str]:
-    """A line for each library that is there, by what this process has loaded and what is installed beside it."""
+    """A line for each library that this process has loaded, or that is installed beside the app."""
     for each in NEIGHBOURS:
         if each.module in sys.modules if each.module else _is_installed(each.name):
             yield f"{each.name}: {each.know}"

@@ -1,13 +1,14 @@
-"""Leaving: what waits in the broker in our ways is handed back to plain Celery, and what is left is named.
+"""Leaving: messages in redelivery's delay store go back to plain Celery, and what is left in the broker is counted.
 
-1. Workers of ours must have stopped: a living one would take the messages back. A worker that died with messages in hand is fenced,
-   after it was watched for a whole lease, and its messages are given back as after any crash.
+1. All workers with redelivery must have stopped: one that runs would take the messages back. A worker that died while it held
+   messages is fenced, after it was watched for a whole lease, and its messages are given back as after any crash.
 2. Every delayed message goes into its queue as a plain Celery message with its ETA: a plain worker takes it and waits. Its history
-   stays in its header, so that coming back goes on where it was.
-3. What is left is counted: dead letters (their queues are ordinary ones), delayed letters, what is held, the outcome log.
+   stays in its header. If the app adopts redelivery again, the message's attempts are counted on from there.
+3. What is left is counted: dead letters (their queues are ordinary queues), dead letters in the delay store, held messages, and
+   the events of the outcome log.
 
-Refuses, with `InputError`, while workers of ours run. Each message is moved by one script, so that leaving may be interrupted and
-asked for again. Limits: from here on nothing is recorded, so the books see the lives that were open as open.
+Refuses, with `InputError`, while workers with redelivery run. One script moves each message, so leaving may be interrupted and
+repeated. Limits: from now on nothing is recorded, so the books report the lives that were open as open.
 """
 
 from __future__ import annotations
@@ -35,16 +36,17 @@ if TYPE_CHECKING:
 
     from ...ports import Delayed
 
-#: Messages that are read at once, and seconds between two looks at the leases.
+#: Messages that are read in one round trip, and seconds between two looks at the leases.
 PAGE, EVERY = 500, 0.25
 
 
 @dataclass(slots=True, kw_only=True)
 class Leaving:
-    """What was handed back (or, `dry_run`, would be), by queue, and what is left.
+    """How many messages were handed back (with `dry_run`: would be), by queue, and what is left.
 
-    `recovered` names the dead workers whose messages were given back; `stay` counts delayed messages that are dead already, or that
-    nobody can read. `held` counts what workers hold, plain ones included; `events` the outcome log's entries.
+    `recovered` names the dead workers whose messages were given back. `stay` counts messages of the delay store that are dead
+    letters, or that cannot be read. `held` counts the messages that workers hold, plain workers included. `events` counts the
+    outcome log's entries.
     """
 
     dry_run: bool
@@ -56,7 +58,7 @@ class Leaving:
     events: int = 0
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """The values for JSON."""
         return {
             "dry_run": self.dry_run,
             "handed_back": dict(self.handed_back),
@@ -69,7 +71,7 @@ class Leaving:
 
 
 def leave(runtime: Runtime, *, dry_run: bool = False, on_progress: Callable[[Leaving], None] = lambda _: None) -> Leaving:
-    """Hand everything back. Raises `InputError` while workers of ours run, and what the broker does."""
+    """Hand everything back. Raises `InputError` while workers with redelivery run, and what the broker's driver raises."""
     result = Leaving(dry_run=dry_run)
     dead = _dead_owners(runtime)
     result.recovered = sorted(dead.values())
@@ -84,7 +86,7 @@ def leave(runtime: Runtime, *, dry_run: bool = False, on_progress: Callable[[Lea
 
 
 def _dead_owners(runtime: Runtime) -> dict[str, str]:
-    """The owners whose leases stand still: token → worker. Raises `InputError` where one is renewed."""
+    """The owners whose leases are no longer renewed: token → worker. Raises `InputError` if one is renewed."""
     transport = redis_of(runtime)
     before = _leases(runtime)
     began = time.monotonic()
@@ -130,7 +132,7 @@ def _give(runtime: Runtime, each: Delayed, result: Leaving) -> bool:
         result.stay += 1
         return False
     headers = dict(contents.message["headers"])
-    # Where it expires earlier than it is due, the store lets it go then; a plain worker looks at both.
+    # If a message expires before its own ETA, it is due in the store when it expires. A plain worker looks at both times.
     own_ms = milliseconds(headers.get("eta"), runtime.app)
     headers["eta"] = iso(each.due_ms if own_ms is None else max(each.due_ms, own_ms))
     if HEADER in headers:

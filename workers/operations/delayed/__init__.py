@@ -1,1 +1,1 @@
-"""Changes to what waits in the delay store: one message, or many at once."""
+"""Changes to messages in the delay store: one message, or many at once."""

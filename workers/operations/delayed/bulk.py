@@ -1,7 +1,7 @@
-"""Many messages of the delay store at once: cancelled, as `delayed cancel` cancels one.
+"""Cancel many messages of the delay store at once.
 
-A dead letter that waits for its queue or its handler is left, and counted by its reason. Limits: a message says nothing of when it
-began to wait, so one that begins to wait while this goes on may be among those that are taken.
+A dead letter that waits there for its dead-letter queue or its handler stays, and is counted in `left`. Limits: a message does not
+say since when it waits, so a message that is delayed while this goes on may be cancelled, too.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ...ports import Delayed
     from ..letters.filter import Filter
 
-#: Why a message stays that is a dead letter.
+#: Why a dead letter stays in the delay store.
 DEAD = "it is dead, and waits for its dead-letter queue or its handler"
 
 
@@ -51,9 +51,9 @@ def cancel_waiting(
     context: WalkContext | None = None,
     actor: str | None = None,
 ) -> Cancelled:
-    """Cancel what waits for this queue (empty: for any) and passes the filter, at most `limit`, at most `rate` a second.
+    """Cancel messages that wait for this queue (empty: any queue) and pass the filter, at most `limit`, at most `rate` a second.
 
-    Raises `BrokerError` where the broker refuses or does not answer: it says how many had been cancelled.
+    Raises `BrokerError` if the broker refuses or does not answer; its text says how many messages had been cancelled.
     """
     context = context or WalkContext()
     store = context.delayed or needed(broker_of(runtime.transport).delayed)

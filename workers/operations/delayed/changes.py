@@ -1,8 +1,8 @@
-"""Changes to what waits in the delay store: cancelled, promoted (due now), or given another due time.
+"""Changes to messages in the delay store: a message is cancelled, promoted (due now), or given another due time.
 
-Each is one script: the message leaves, or waits for another time, and the event is recorded, both or neither; a message that has
-become due meanwhile is left alone (`ALREADY`). A cancelled task has REVOKED stored for its caller, and a chord is told. Refuses,
-with `InputError`, a dead letter that waits for its queue or its handler: it is the business of `redelivery dlq`.
+Each change is one script: the message leaves, or waits for another time, and the event is recorded, both or neither. A message that
+has become due meanwhile is left alone (`ALREADY`). If a task is cancelled, REVOKED is stored as its result, and its chord counts
+it. Refuses, with `InputError`, a dead letter that waits for its dead-letter queue or its handler: use `redelivery dlq`.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 
 def of_task(store: DelayStore, given: str, *, where: str) -> list[Delayed]:
-    """What waits of the task with this id, or whose id begins so; `where` names what shows a task that does not wait.
+    """The delayed messages of the task with this id, or whose id begins with it.
 
-    Raises `InputError` where nothing waits, or tasks with several such ids do.
+    Raises `InputError` if there are none, or if several tasks' ids begin so; `where` names the command that finds other tasks.
     """
     task_id = given if is_whole(given) else meant(given, store.ids_like(given, MAX_CANDIDATES + 1))
     found = [] if task_id is None else store.of_task(task_id)
@@ -41,7 +41,7 @@ def of_task(store: DelayStore, given: str, *, where: str) -> list[Delayed]:
 
 
 def changeable(found: Delayed) -> Delayed:
-    """The message again, where it is a living one. Raises `InputError`."""
+    """The same message. Raises `InputError` if it is a dead letter, or if its bytes are not a message."""
     envelope = found.contents.envelope
     if envelope.is_letter or envelope.undelivered is not None:
         msg = f"task {found.contents.task_id} is dead, and waits for its dead-letter queue or its handler: see `redelivery dlq`"
@@ -59,9 +59,9 @@ def cancel(
     actor: str | None = None,
     store: DelayStore | None = None,
 ) -> Answer:
-    """Take a message out of the delay store for good. Raises `InputError`, and what the broker does.
+    """Take a message out of the delay store for good. Raises as `changeable`, and what the broker's driver raises.
 
-    `actor` is who does it, for the event; `store` is another one than the broker's own, for an operation.
+    `actor` is who does it, for the event. An operation gives its own `store`; by default it is the broker's.
     """
     contents = changeable(found).contents
     event = contents.event(
@@ -85,7 +85,7 @@ def reschedule(
     due_ms: int | None,
     actor: str | None = None,
 ) -> Answer:
-    """Have a message wait until `due_ms` (the broker's time) instead, or no longer (None); all else stays. Raises as `cancel`."""
+    """Change a message's due time to `due_ms` (the broker's time), or to now (None), and nothing else. Raises as `cancel`."""
     contents, store = changeable(found).contents, needed(broker_of(runtime.transport).delayed)
     assert contents.message is not None  # noqa: S101 - a message has been seen just above
     until_ms = runtime.transport.now_ms() if due_ms is None else due_ms

@@ -1,4 +1,5 @@
-"""The doctor: what of an app, its broker and its workers will hurt, with why, and the exact fix.
+"""The doctor: what will hurt in an app, its broker and its workers, why, and the exact fix.
 
-`examination` looks; each other module has the checks of one kind, which are pure functions of what was `seen`.
+`examination` collects what the broker and the workers say (`seen`). Most other modules have the checks of one kind, which are pure
+functions of it.
 """

@@ -1,4 +1,4 @@
-"""Checks of the dead-letter queues: those that cannot take dead letters, and those that nobody reads."""
+"""Checks of the dead-letter queues: queues that cannot take dead letters, and queues that nobody reads."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from .finding import Name
     from .seen import Seen
 
-#: For so long a dead letter may lie before somebody should have looked at it; the alarm of `docs/metrics.md` says the same.
+#: How old a dead letter may be before somebody should have looked at it; the alarm of `docs/metrics.md` uses the same value.
 UNREAD = timedelta(days=1)
-#: What is new since then still arrives.
+#: If the newest dead letter is younger than this, more of them still arrive.
 RECENT = timedelta(hours=1)
 
 
 def check_queues(seen: Seen) -> Iterator[Finding]:
-    """Those that are missing and may not be made, and those whose names are taken; a worker refuses to start with either."""
+    """Queues that are missing and may not be made, and queues whose names are taken; a worker refuses to start with either."""
     for each in seen.letter_faults or ():
         name: Name = "dead_letter_queue.taken" if each.is_taken else "dead_letter_queue.missing"
         what = f"queue {each.queue!r}: dead-letter queue {each.dead_letter_queue!r} {each.why}"
@@ -31,7 +31,7 @@ def check_queues(seen: Seen) -> Iterator[Finding]:
 
 
 def check_unread(seen: Seen) -> Iterator[Finding]:
-    """Letters that have lain for a day, or, where their ages are not known, in a queue without a consumer."""
+    """Queues without a consumer whose oldest dead letter is a day old, or whose dead letters have no known age."""
     for each in seen.letters or ():
         if not each.letters or seen.letter_readers.get(each.name):
             continue

@@ -1,8 +1,8 @@
-"""The examination: ask the broker and the workers, all at once and for a bounded time, and put what they say before every check.
+"""The examination: ask the broker and the workers, all at once and for a bounded time, and give the answers to every check.
 
-Each question has a thread of its own. What is not answered in time, or refused, is `NotKnown`; the checks that need it yield
-nothing. Nothing is changed: on RabbitMQ one empty message goes to a queue of one connection alone, and a look at the outcome log
-marks its first message.
+Each question has its own thread. If a question is refused, or not answered in time, its answer is `NotKnown`, and the checks that
+need it yield nothing. Nothing is changed, with two exceptions on RabbitMQ: one empty message goes to a queue that only this
+connection uses, and a look at the outcome log marks its first message as delivered.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Answered = TypeVar("Answered")
 
 #: Seconds between two looks at the leases: a living worker renews its own once a second.
 STILL = 2.5
-#: All checks; the dangerous ones first.
+#: All checks, the dangers first.
 CHECKS: tuple[Check, ...] = (
     check_refused,
     check_memory,
@@ -72,7 +72,7 @@ CHECKS: tuple[Check, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What was found, the dangers first, and what is not known; `workers` is how many answered, None where none could be asked."""
+    """The findings, the dangers first, and what is not known. `workers` is how many answered, None if none could be asked."""
 
     findings: tuple[Finding, ...]
     not_known: tuple[NotKnown, ...]
@@ -80,9 +80,9 @@ class Diagnosis:
 
 
 def examine(runtime: Runtime, app: str, seconds: float) -> Diagnosis:
-    """Look at everything, for so many seconds at the most; `app` is what `-A` takes.
+    """Look at everything, for at most so many seconds; `app` is the value of `-A`, for the commands in the fixes.
 
-    Raises `ConfigurationError` where the settings cannot hold, and what a broker that is away does before it is asked.
+    Raises `ConfigurationError` if the settings are invalid, and what the broker's driver raises if the broker is away.
     """
     runtime.app.finalize(auto=True)
     seen, missing = _seen(runtime, app, seconds)
@@ -140,30 +140,30 @@ def _queues(runtime: Runtime, checkup: Checkup, names: list[str], letters: Mappi
 
 
 def _moving(checkup: Checkup) -> int:
-    """How many leases are renewed."""
+    """How many leases are renewed; takes `STILL` seconds."""
     before = checkup.leases()
     if not before:
         return 0
-    time.sleep(STILL)  # whether a counter moves takes two looks; this question has its own thread, and holds no other up
+    time.sleep(STILL)  # only two looks show whether a counter moves; this question has its own thread, so no other one waits
     return sum(before.get(token) != counter for token, counter in checkup.leases().items())
 
 
 class _Questions:
-    """Questions that are asked at once, and answered until one moment, or not at all."""
+    """Questions that are asked in parallel, with one deadline for all answers."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds, self._until = seconds, time.monotonic() + seconds
         self.missing: list[NotKnown] = []
 
     def ask(self, what: str, question: Callable[[], Answered]) -> Callable[[], Answered | None]:
-        """Ask; the answer is waited for where it is called for. None, and a line in `missing`, where there is none."""
+        """Ask. A call of the result waits for the answer; it is None, with a line in `missing`, if none came in time."""
         answers: list[Answered] = []
         failures: list[Exception] = []
 
         def run() -> None:
             try:
                 answers.append(question())
-            except Exception as exc:  # noqa: BLE001 - raised again where the answer is called for
+            except Exception as exc:  # noqa: BLE001 - reported, or raised again, by `answer`
                 failures.append(exc)
 
         thread = threading.Thread(target=run, name="redelivery-doctor", daemon=True)

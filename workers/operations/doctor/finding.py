@@ -71,10 +71,10 @@ class Finding:
 
 
 class Check(Protocol):
-    """One kind of check: a pure function of what was seen; what was not seen yields nothing."""
+    """One check: a pure function of what was seen. For an answer that did not come it yields nothing."""
 
     def __call__(self, seen: Seen) -> Iterator[Finding | NotKnown]:
-        """What is wrong, and what cannot be told."""
+        """What is wrong, and what is not known."""
         ...
 
 

@@ -1,8 +1,8 @@
-"""The workers that answer remote control: plain Celery's and ours, what each consumes, its version, and its clock.
+"""The workers that answer remote control, with redelivery and without: the queues, version and clock of each.
 
-Celery's own commands tell which queues a worker consumes, and that its requests are ours. Only then is each of ours asked for what
-ours alone knows, so that no plain worker is asked for a command that it would log as an error. Limits: a worker without remote
-control, or a solo worker in the middle of a task, does not answer.
+Celery's own commands say which queues a worker consumes, and whether its class of requests is redelivery's. After that, only the
+workers with redelivery get its own command: a plain worker would log the unknown command as an error. Limits: a worker without
+remote control does not answer, nor does a solo worker that runs a task.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 ABOUT = "redelivery"
 #: Seconds in which a worker answers.
 TIMEOUT = 2.0
-#: Where the requests of our workers come from.
+#: The module of the class of requests of workers with redelivery.
 OURS = "redelivery.middleware.worker.request"
-#: kombu's own, in seconds.
+#: kombu's default, in seconds.
 VISIBILITY_TIMEOUT = 3600.0
 
 Clock = Callable[[], int]
@@ -34,10 +34,10 @@ Clock = Callable[[], int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worker:
-    """One worker that answers. `version` is redelivery's: None where the worker is too old to tell.
+    """One worker that answers. `version` is redelivery's, None if the worker is too old to report it.
 
-    `ahead_ms` is by how much its clock is ahead of the broker's, at the least; None where it does not tell. `visibility_timeout`
-    (seconds) is a plain worker's.
+    `ahead_ms` is how far its clock is ahead of the broker's, at the least (negative: behind); None if the worker does not report
+    its clock. `visibility_timeout` (seconds) is known for plain workers only.
     """
 
     name: str
@@ -50,27 +50,27 @@ class Worker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fleet:
-    """All that answer."""
+    """All workers that answer."""
 
     workers: tuple[Worker, ...] = field(default=())
 
     @property
     def ours(self) -> list[Worker]:
-        """Those with redelivery."""
+        """The workers with redelivery."""
         return [each for each in self.workers if each.is_ours]
 
     @property
     def plain(self) -> list[Worker]:
-        """Celery's own."""
+        """The workers without redelivery."""
         return [each for each in self.workers if not each.is_ours]
 
     def consumers_of(self, queue: str) -> list[Worker]:
-        """Those that consume a queue."""
+        """The workers that consume a queue."""
         return [each for each in self.workers if queue in each.queues]
 
 
 def ask(app: Celery, now_ms: Clock) -> Fleet:
-    """Ask all workers; `now_ms` is the clock that theirs are compared with. Raises what the broker's driver does."""
+    """Ask all workers; `now_ms` is the clock that their clocks are compared with. Raises what the broker's driver raises."""
     with app.connection_for_write() as connection:
         asked = _Asked(app, connection)
         queues = {name: _names(said) for name, said in asked.all("active_queues").items()}
@@ -102,11 +102,11 @@ class _Asked:
         self._app, self._connection = app, connection
 
     def all(self, command: str) -> dict[str, Any]:
-        """What every worker answers in time."""
+        """The answers of all workers that answer in time."""
         return self._ask(command, None, {}, None)
 
     def these(self, command: str, names: Iterable[str], **arguments: Any) -> dict[str, Any]:
-        """What these workers answer; no longer than until all have."""
+        """The answers of these workers; returns as soon as all have answered."""
         wanted = sorted(names)
         return self._ask(command, wanted, arguments, len(wanted)) if wanted else {}
 
@@ -132,7 +132,7 @@ def _ahead(said: Any, before_ms: int, after_ms: int) -> int | None:
 
 
 def _visibility(said: Mapping[str, Any] | Any) -> float | None:
-    """A plain worker's `visibility_timeout`; None where it does not tell its configuration."""
+    """A plain worker's `visibility_timeout`; None if the worker does not report its configuration."""
     if not isinstance(said, dict) or "error" in said:
         return None
     options = said.get("broker_transport_options")
@@ -141,5 +141,5 @@ def _visibility(said: Mapping[str, Any] | Any) -> float | None:
 
 
 def own_clock() -> int:
-    """This machine's, where the broker tells nobody its own."""
+    """This machine's clock, for brokers that do not report theirs."""
     return int(time.time() * 1000)

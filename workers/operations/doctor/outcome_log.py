@@ -1,4 +1,4 @@
-"""Checks of the outcome log: one that nobody exports, and one that is full."""
+"""Checks of the outcome log: nobody exports it, it is nearly full, or it has lost events."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from .seen import Seen
 
-#: Seconds for which an event may wait for its export; three rounds of an exporter that is slower than that.
+#: How long (seconds) an event may wait for its export: an hour, or three intervals of the export if that is longer.
 UNEXPORTED, ROUNDS = 3600.0, 3
 
 
@@ -21,7 +21,7 @@ def _export(seen: Seen) -> str:
 
 
 def check_export(seen: Seen) -> Iterator[Finding]:
-    """Events that have waited for their export for more than an hour."""
+    """Events that have waited too long for their export."""
     settings = seen.runtime.settings
     if seen.log is None or seen.log.oldest_ms is None:
         return

@@ -1,4 +1,4 @@
-"""Checks of what waits: queues that nobody consumes, and delayed messages that nobody moves."""
+"""Checks of waiting messages: queues that nobody consumes, and delayed messages that nobody moves."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from .seen import Seen
 
-#: Seconds that a message may be overdue; the alarm of `docs/metrics.md` says the same.
+#: Seconds that a message may be overdue; the alarm of `docs/metrics.md` uses the same value.
 OVERDUE = 60.0
 
 
@@ -45,7 +45,7 @@ def check_consumers(seen: Seen) -> Iterator[Finding | NotKnown]:
 
 
 def check_dispatcher(seen: Seen) -> Iterator[Finding]:
-    """Delayed messages without a dispatcher, or that are overdue although there is one."""
+    """No dispatcher although there are delayed messages or workers, or messages that are overdue although there is one."""
     queues = seen.queues
     if queues is None or queues.dispatchers is None:
         return

@@ -1,4 +1,4 @@
-"""What an examination has seen: the app, and what its broker and its workers say. None stands for an answer that did not come."""
+"""What an examination has seen: the app, and the answers of its broker and its workers. None: an answer did not come."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Queues:
-    """How much lies where: messages that wait in each queue; of the delay store, how many wait, and how long the first is overdue.
+    """How many messages wait in each queue, and how many in the delay store; `overdue` is for how long (seconds) one is overdue.
 
-    `dispatchers` is None where the broker needs none. `consumers` are those of each queue, None where the broker does not know.
+    `dispatchers` is None if the broker needs no dispatcher. `consumers` is their number for each queue, None if the broker does
+    not know it.
     """
 
     waiting: Mapping[str, int]
@@ -30,7 +31,7 @@ class Queues:
 
     @classmethod
     def of(cls, gauges: list[Gauge], consumers: Mapping[str, int] | None) -> Queues:
-        """As the gauges have it."""
+        """Made from the gauges of the broker."""
         values: dict[str, list[float]] = {}
         for each in gauges:
             values.setdefault(each.name, []).append(each.value)
@@ -47,10 +48,10 @@ class Queues:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """All of it. `app` is what `-A` takes; `kind` is `redis` or `amqp`.
+    """All of it. `app` is the value of `-A`; `kind` is `redis` or `amqp`.
 
-    `now_ms` is the broker's time, or this machine's where it tells nobody.
-    `silent` is how many leases are renewed by workers that do not answer remote control.
+    `now_ms` is the broker's time, or this machine's if the broker does not report it.
+    `silent` is how many workers renew their lease but do not answer remote control.
     """
 
     runtime: Runtime

@@ -1,4 +1,4 @@
-"""Checks of the broker itself: what it deletes, what it keeps, and what it refuses."""
+"""Checks of the broker itself: it deletes messages, loses them at a restart, refuses them, or ends them by its own rules."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ...ports import NotKnown
     from .seen import Seen
 
-#: The part of its memory from which on a server is nearly full.
+#: A server that uses this part of its memory, or more, is nearly full.
 FULL = 0.9
 
 
@@ -40,7 +40,7 @@ def check_memory(seen: Seen) -> Iterator[Finding]:
 
 
 def check_persistence(seen: Seen) -> Iterator[Finding | NotKnown]:
-    """A server that forgets."""
+    """A server that keeps nothing on its disk, or cannot write there."""
     condition = seen.condition
     if condition is None:
         return
@@ -56,7 +56,7 @@ def check_persistence(seen: Seen) -> Iterator[Finding | NotKnown]:
 
 
 def check_replicas(seen: Seen) -> Iterator[Finding]:
-    """A server that is a replica, or lacks some."""
+    """A server that is a replica, or has fewer replicas than `wait_replicas`."""
     condition, wanted = seen.condition, seen.runtime.settings.wait_replicas
     if condition is None:
         return
@@ -71,7 +71,7 @@ def check_replicas(seen: Seen) -> Iterator[Finding]:
 
 
 def check_endings(seen: Seen) -> Iterator[Finding]:
-    """What of the broker's own ends messages past every policy."""
+    """Policies of the broker, and arguments of queues, with which the broker itself ends messages, past every policy here."""
     vhost = str(seen.runtime.app.connection_for_write().virtual_host or "/")
     for each in () if seen.condition is None else seen.condition.endings:
         of = named(each.queues)
@@ -83,4 +83,4 @@ def check_endings(seen: Seen) -> Iterator[Finding]:
         else:
             what = f"queue {of} is declared with {', '.join(each.by)}"
             fix = f"Queue({each.name!r}), and max_time_to_live in the settings"
-            yield Finding("broker.bypasses", "danger", what, f"{each.why}; delete the queue and declare it anew", fix)
+            yield Finding("broker.bypasses", "danger", what, f"{each.why}; delete the queue and declare it again", fix)

@@ -1,4 +1,7 @@
-"""Checks of the settings, Celery's and ours: what a worker refuses, what has no effect, what ends too early. No broker is asked."""
+"""Checks of Celery's settings and redelivery's: those that a worker refuses, have no effect, or weaken a guarantee.
+
+No broker is asked.
+"""
 
 from __future__ import annotations
 
@@ -23,19 +26,19 @@ if TYPE_CHECKING:
 
     from .seen import Seen
 
-#: Deliveries whose waits are added up, if a policy has no limit.
+#: Attempts whose delays are looked at, if a policy has no limit.
 MANY = 1000
 RETENTION = ("dead_letter_time_to_live", "max_dead_letters")
 
 
 def check_refused(seen: Seen) -> Iterator[Finding]:
-    """What no worker of this app starts with."""
+    """Settings with which no worker of this app starts."""
     for each in found_contradictions(seen.runtime):
         yield Finding("settings.refused", "danger", each.what, each.why or "no worker of this app starts with it", each.fix)
 
 
 def check_patterns(seen: Seen) -> Iterator[Finding | NotKnown]:
-    """Rows of the settings whose patterns speak of no queue and no task of the app."""
+    """Rows of the settings whose patterns match no queue and no task of the app."""
     tasks = {name for name in seen.runtime.app.tasks if not name.startswith("celery.")}
     queues, workers = _queues(seen, tasks), [] if seen.fleet is None else seen.fleet.workers
     for row in seen.runtime.settings.rows:
@@ -53,7 +56,7 @@ def check_patterns(seen: Seen) -> Iterator[Finding | NotKnown]:
 
 
 def check_task_rows(seen: Seen) -> Iterator[Finding]:
-    """Fields of a queue that are set for a task."""
+    """Fields that hold for queues only, and are set for a task."""
     runtime = seen.runtime
     rows = (row for row in runtime.settings.rows if row.table in {TASKS, OVERRIDE_TASKS})
     said = {f"{row.table}[{row.pattern.text!r}]": row.fields for row in rows}
@@ -75,7 +78,7 @@ def _queues(seen: Seen, tasks: set[str]) -> set[str]:
 
 
 def check_retention(seen: Seen) -> Iterator[Finding]:
-    """Retention that removes nothing."""
+    """Retention settings without an archive, which remove nothing."""
     settings = seen.runtime.settings
     fields = sorted({name for row in settings.rows for name in RETENTION if row.fields.get(name) is not None})
     if fields and settings.dead_letter_archive is None:
@@ -112,7 +115,7 @@ def _longest(policy: RedeliveryPolicy) -> float:
 
 
 def check_celery(seen: Seen) -> Iterator[Finding]:
-    """Settings of Celery's that take the broker's part away."""
+    """Settings of Celery's with which messages bypass the broker, are lost, or all go to one worker."""
     conf = seen.runtime.app.conf
     if conf.task_always_eager:
         why = "nothing goes through the broker, so that nothing is redelivered and no dead letter is kept"

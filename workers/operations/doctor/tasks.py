@@ -1,4 +1,4 @@
-"""Checks of the tasks: explicit options of theirs that weaken the guarantee."""
+"""Checks of the tasks: explicit options that weaken the guarantee."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def check_acknowledgement(seen: Seen) -> Iterator[Finding]:
 
 
 def check_strategies(seen: Seen) -> Iterator[Finding]:
-    """Tasks whose end is not seen."""
+    """Tasks with their own `Strategy`: redelivery does not see how they end."""
     own = {name: each for name, each in own_strategies(seen.runtime.app).items() if seen.runtime.policies.is_enabled(name)}
     if own:
         what = f"a Strategy of their own: {named([f'{name} ({each})' for name, each in sorted(own.items())])}"

@@ -1,1 +1,1 @@
-"""The workers of the fleet: what each of them holds, and how what a dead one held is given back."""
+"""The workers of the fleet: the messages that each of them holds and runs, and the recovery of a dead worker's messages."""

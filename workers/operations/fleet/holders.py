@@ -1,7 +1,7 @@
-"""The holders: the workers with a lease, since when, what each of them runs, and what it has fetched ahead. On Redis alone.
+"""The holders: the workers with a lease, what each of them runs, and which messages it has fetched ahead. On Redis only.
 
-A lease whose counter stands still belongs to a worker that died, or that cannot reach the broker: its messages go back when another
-worker has seen it stand still for the whole lease. Until then the lease is there, and is not renewed.
+A lease whose counter does not change belongs to a worker that died, or that cannot reach the broker. Another worker gives its
+messages back when it has seen no change for the whole time of a lease. Until then the lease exists, but is not renewed.
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ if TYPE_CHECKING:
     from ..metrics.metrics import Living
     from .running import Said
 
-#: Seconds for which a lease of a living worker does not stand still.
+#: A living worker renews its lease at least this often (seconds).
 RENEWED = 1.2
 
 
 @dataclass(slots=True)
 class Holder:
-    """One worker: its name, its process, when it took its lease; how many messages it holds, and the first of them by task.
+    """One worker: its name, its process, and when it took its lease.
 
-    `said` is what it says that it runs, None if it does not answer. `still` is for how many seconds its lease is known to stand
-    still, and `is_dead` that this is longer than a lease lasts.
+    `held` is how many messages it holds; `messages` has the first of them (task id, task, queue). `said` is its answer to what it
+    runs, None if it does not answer. `still` is for how many seconds its lease is known to be not renewed; `is_dead`: it does not
+    answer, and that is as long as a lease lasts.
     """
 
     worker: str
@@ -48,7 +49,7 @@ class Holder:
 
     @property
     def is_renewed(self) -> bool:
-        """Whether it lives, as far as anybody can tell."""
+        """Whether it lives, as far as is known."""
         return self.has_lease and (self.said is not None or self.still < RENEWED)
 
 
@@ -63,9 +64,9 @@ class Holders:
 
 
 def holders(runtime: Runtime, *, most: int, named: int, living: Living | None = None) -> Holders:
-    """Look at `most` held messages at the most, and name so many of each worker. Raises what the broker does.
+    """Look at `most` held messages at the most, and name at most `named` of each worker. Raises what the broker's driver raises.
 
-    With `living`, the leases that were seen before, each worker is asked what it runs; those tasks are not named again.
+    With `living`, which knows the leases of earlier looks, each worker is asked what it runs; those tasks are not named again.
     """
     found = _leased(runtime, living)
     looked_at, is_cut, by_queue = 0, False, Counter[str]()
@@ -99,7 +100,7 @@ def _leased(runtime: Runtime, living: Living | None) -> dict[str, Holder]:
         living.still(leases)
         said = running_of(runtime.app, [each.worker for each in found.values()])
         if not found.keys() <= said.keys():
-            leases = client.hgetall(keys.leases)  # those that did not answer may have renewed their leases meanwhile
+            leases = client.hgetall(keys.leases)  # workers that did not answer may have renewed their leases meanwhile
         still = living.still(leases)
         for name, holder in found.items():
             holder.said, holder.still = said.get(name), still.get(name.encode(), 0.0)

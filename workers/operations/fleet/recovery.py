@@ -1,7 +1,7 @@
-"""Recovery on Redis: what dead workers held is given back, one message after the other.
+"""Recovery on Redis: the messages of dead workers are given back, one after the other.
 
-A message that the broker will not move (its dead-letter queue is a key of another type, say) is named in an error line and stays
-where it is; it does not stop the others, and is tried again, ever more seldom.
+If the broker refuses to move a message (its dead-letter queue is a key of another type, say), an error is logged, and the message
+stays where it is. The others are still given back. It is tried again after pauses that grow up to a minute.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
     from redelivery.middleware.brokers.redis.transport import RedisTransport
     from redelivery.middleware.runtime import Runtime
 
-#: Seconds before what failed is tried again, at first and at last.
+#: Seconds before messages that failed are tried again: the first pause, and the longest.
 FIRST_PAUSE, MAX_PAUSE = 1.0, 60.0
 PAGE = 100
 
 
 class Recovery:
-    """Recovers the messages of all fenced owners; `is_over` says that it is to end after the message that is under way."""
+    """Recovers the messages of all fenced owners. When `is_over` returns True, it ends after the message that it is at."""
 
     def __init__(self, runtime: Runtime, is_over: Callable[[], bool] = lambda: False) -> None:
         self._runtime, self._is_over = runtime, is_over
         self._pauses: dict[str, tuple[float, float]] = {}  # token → how long, until when
 
     def step(self) -> None:
-        """Recover all that were fenced. Raises what the broker does where it is away."""
+        """Recover the messages of all fenced owners. Raises what the broker's driver raises if the broker is away."""
         transport = redis_of(self._runtime)
         fenced: Any = transport.client.hkeys(transport.keys.recovering)
         tokens = [token.decode() for token in fenced]

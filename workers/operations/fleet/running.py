@@ -1,7 +1,7 @@
-"""What the workers run at this moment, and for how long, as each of them says by remote control.
+"""Which tasks the workers run at this moment, and for how long, as each of them answers by remote control.
 
-The broker does not know it: it hands messages over ahead of time, and a start is recorded for suspects alone. Limits: a worker
-without remote control, or a solo worker in the middle of a task, does not answer.
+The broker does not know it: workers fetch messages ahead, and a start is recorded for suspects only. Limits: a worker without
+remote control does not answer, nor does a solo worker that runs a task.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from celery import Celery
 
 
-#: Our workers' own command, and the seconds in which a worker answers; longer than a living one takes to renew its lease.
+#: The command of workers with redelivery, and the seconds to wait for answers: more than a living worker needs to renew its lease.
 ABOUT, TIMEOUT = "redelivery", 1.25
-#: Seconds that are waited for all of it: on a slow broker the question itself takes longer than the answers.
+#: Seconds to wait for question and answers together: on a slow broker the question itself takes longer than the answers.
 LATEST = 2.5
 
 
@@ -40,21 +40,21 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What one worker says: how many tasks it runs, and those of them that have run longest."""
+    """One worker's answer: how many tasks it runs (`runs`), and the tasks that have run longest."""
 
     runs: int
     running: tuple[Running, ...]
 
     @property
     def is_whole(self) -> bool:
-        """Whether each of them is named."""
+        """Whether all tasks that it runs are named."""
         return self.runs <= len(self.running)
 
 
 def running_of(app: Celery, names: Collection[str]) -> dict[str, Said]:
-    """What these workers of ours say, by the token of each one's lease; no longer than until all have answered.
+    """The answers of these workers, by the token of each worker's lease; returns as soon as all have answered.
 
-    Nothing, if the broker is slow, or its user has no right to remote control.
+    Empty if the broker is slow, or if the user in `broker_url` has no right to remote control.
     """
     wanted, answers = sorted(set(names)), list[Any]()
     if not wanted:
@@ -76,7 +76,7 @@ def running_of(app: Celery, names: Collection[str]) -> dict[str, Said]:
 
 
 def _is_whole(said: Any) -> bool:
-    """Whether a worker has said what it runs; an older one does not."""
+    """Whether an answer says what the worker runs; an older worker's does not."""
     if not isinstance(said, dict):
         return False
     return isinstance(said.get("owner"), str) and isinstance(said.get("runs"), int) and isinstance(said.get("running"), list)

@@ -1,1 +1,1 @@
-"""What the broker holds: the inventory with its deadlines, for the books, and the life of one task."""
+"""The inventory of the broker's messages, with the policies' deadlines, for the books; and the life of one task."""

@@ -1,4 +1,4 @@
-"""The deadlines of an app's policies, as the books read them: they have its files, and not its settings."""
+"""The deadlines of an app's policies. They are written into a file, because the books cannot read the app's settings."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ FIELD = "deadline"
 
 
 def deadlines_of(runtime: Runtime) -> list[dict[str, Any]]:
-    """The patterns that say something of a deadline, the strongest first: the first that speaks of a task on a queue counts.
+    """The patterns that set a deadline, the strongest first: the first pattern that matches a task or its queue counts.
 
-    Each has the pattern of a `queue` or of a `task`, and `seconds`, null where it says that there is no deadline.
+    Each has the pattern of a `queue` or of a `task`, and `seconds`, null if it sets no deadline.
     """
     decorated = ((name, runtime.policies.options_of(name)) for name in sorted(runtime.app.tasks))
     of_tasks = [{"task": name, "seconds": each.fields[FIELD]} for name, each in decorated if each and FIELD in each.fields]

@@ -1,6 +1,7 @@
-"""The inventory: every message that the broker holds, a row for each life, and none for what has ended.
+"""The inventory: every message that the broker holds, one row for each life. A life that has ended has no row.
 
-`queue` is the life's: its first, by the message's header; without one, the one that it is in or goes to.
+A row's `queue` is the life's first queue, which the message's header names; without a header, the queue that the message is in or
+goes to.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ if TYPE_CHECKING:
 
 
 def take(runtime: Runtime, *, look: bool = False) -> Inventory:
-    """Walk the broker, which goes on working. Raises what it does.
+    """Read all messages of the broker, which goes on working. Raises what its driver raises.
 
-    `look` allows a look at messages that counts as a delivery of each, where the broker has no other.
+    `look` allows a look that counts as a delivery of each message, if the broker has no other way to read them.
     """
     inventory, letter_queues = Inventory(), dead_letters.known(runtime)
     queues = sorted(set(runtime.app.amqp.queues) - set(letter_queues))

@@ -1,8 +1,9 @@
-"""A task's life: what the outcome log tells of it, and where it is now.
+"""A task's life: its events in the outcome log, and where the task is now.
 
-A task is named by its id or by the beginning of it. What has no index by task is read up to a bound, and where that is reached, it
-is said. The queues are the app's, those of its dead letters, and those that the task's own events name: a redrive may have made one
-that the app does not know. An event may also have its queue from a forged header, so a name that can be no queue is left out.
+A task is named by its id or by the beginning of it. Places without an index by task are read up to a bound; if the bound is
+reached, the result says so. The queues that are searched are the app's, its dead-letter queues and their origins, and those that
+the task's own events name: a redrive may have made a queue that the app does not know. An event's queue may also come from a forged
+header, so a name that no queue can have is left out.
 """
 
 from __future__ import annotations
@@ -25,16 +26,16 @@ if TYPE_CHECKING:
 
 
 def life_of(runtime: Runtime, given: str, *, most: int, outcomes: str | None = None) -> TaskLife:
-    """Everything about one task; looks at `most` events and `most` messages of each list at the most.
+    """Everything about one task. At most `most` events, and `most` messages of each list, are looked at.
 
-    `outcomes` is where exported events are (a path or a URI), of which `most` are looked at as well; without it, the place that the
-    settings name, where it can be read.
+    `outcomes` is where exported events are (a path or a URI), of which `most` are looked at as well. By default it is the place
+    that the settings name, if it can be read.
 
-    Raises `InputError` where several tasks' ids begin so, and what the broker raises.
+    Raises `InputError` if several tasks' ids begin so, and what the broker's driver raises.
     """
     life = TaskLife(given)
     needed(broker_of(runtime.transport).tasks).read_log(life, most)
-    # After the log: an export may move events from the one to the other meanwhile.
+    # The log is read first: an export may move events from the log to the files meanwhile.
     if outcomes is not None:
         _read_exported(life, outcomes, most)
     elif (place := runtime.settings.exported_outcomes) is not None:
@@ -51,7 +52,7 @@ def life_of(runtime: Runtime, given: str, *, most: int, outcomes: str | None = N
 
 
 def _look(runtime: Runtime, life: TaskLife, most: int) -> None:
-    """Add every place where a task is whose id begins so; a dead letter as this app's operators see it."""
+    """Add every place with a task whose id begins so; dead letters are redacted as the settings say."""
     letter_queues = dead_letters.known(runtime)
     named = {event.queue for event in life.events if event.queue and objection(runtime.transport, event.queue) is None}
     known = {*runtime.app.amqp.queues, *letter_queues.values(), *named}
@@ -63,7 +64,7 @@ def _look(runtime: Runtime, life: TaskLife, most: int) -> None:
 
 
 def _read_exported(life: TaskLife, uri: str, most: int) -> None:
-    """Add the exported events; what is in the log as well is one event."""
+    """Add the exported events; an event that is in the log as well is added once."""
     from ...export.history import exported  # noqa: PLC0415 - pyarrow is an optional dependency
 
     found = exported(uri, life.task_id, most)

@@ -1,1 +1,1 @@
-"""Dead letters: looked at, chosen, sent back, moved, removed, kept in files."""
+"""Dead letters: list, choose, redrive, move, purge, import and archive them."""

@@ -1,10 +1,10 @@
-"""The archive of dead letters: whole letters in files, before they leave the broker or without their leaving it.
+"""The archive of dead letters: whole letters in files. A purge writes them before it removes them; an export only copies them.
 
-Each batch is a file, `<uri>/dead_letter_queue=<name>/letters-<digest>.parquet`, by the export path of the books; where pyarrow is
-not installed, JSON lines below a local path. A file is complete or not there at all, and is named by what is in it: the same
-letters written twice, after a crash say, are the same file. A letter has its `letter_id`, so that one which stands in two files is
-known. A destination that cannot be written is refused (`InputError`). Nothing is hidden here, also with `redact`: an archive is
-to be complete. On a local disk only its owner may read it (0600, new folders 0700).
+Each batch is a file, `<uri>/dead_letter_queue=<name>/letters-<digest>.parquet`, written as the books' exports are. If pyarrow is
+not installed, it is a file of JSON lines below a local path. A file is complete or does not exist. Its name depends on its
+contents: if the same letters are written twice, after a crash say, they are one file. Each letter has a `letter_id`, which shows
+whether it is in two files. A destination that cannot be written is refused (`InputError`). Nothing is hidden here, not even with
+`redact`: an archive must be complete. On a local disk only its owner may read it (0600, new folders 0700).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from ...ports import Transitions
 
-#: Dead letters of one file, held in memory until it is written, and the most bytes of them.
+#: At most so many dead letters, and at most so many bytes, are in one file; they are in memory until it is written.
 BATCH, MAX_BYTES = 5_000, 64 * 1024 * 1024
 
 #: The columns of an archive: text (True) or a whole number. Times are milliseconds since the epoch.
@@ -70,9 +70,9 @@ class Exported:
 
 
 def archive(letters: Sequence[Letter], uri: str, name: str, *, now_ms: int, why: str) -> str:
-    """Write these letters of the dead-letter queue `name`, and flush them to the disk; the file, relative to `uri`.
+    """Write these letters of the dead-letter queue `name`, and flush them to the disk. Returns the file, relative to `uri`.
 
-    `why` says why they leave. Raises `InputError` where the destination cannot be written: then nothing was.
+    `why` says why they leave the queue. Raises `InputError` if the destination cannot be written; then nothing was written.
     """
     rows = [row_of(letter, name, now_ms=now_ms, why=why) for letter in letters]
     digest = hashlib.sha1("".join(row["letter_id"] for row in rows).encode(), usedforsecurity=False).hexdigest()
@@ -91,7 +91,7 @@ def archive(letters: Sequence[Letter], uri: str, name: str, *, now_ms: int, why:
 
 
 def archive_raw(runtime: Runtime, raw: bytes, *, held_in: str | None, why: str) -> str:
-    """Write one letter of the dead-letter queue `held_in` to the app's archive. Raises `ConfigurationError` where it has none."""
+    """Write one letter of the dead-letter queue `held_in` to the app's archive. Raises `ConfigurationError` if it has none."""
     uri = runtime.settings.dead_letter_archive
     if uri is None:
         msg = "there is no archive: set dead_letter_archive to a folder or a URI such as s3://bucket/letters"
@@ -101,9 +101,9 @@ def archive_raw(runtime: Runtime, raw: bytes, *, held_in: str | None, why: str) 
 
 
 def require_place(runtime: Runtime, uri: str) -> None:
-    """Raise `InputError` where a process that was told this place by the broker may not write there.
+    """Raise `InputError` if an operation of the broker may not write its archive to this place.
 
-    Anybody who may write to the broker may store an operation: it names no place beyond the app's own archive.
+    Anybody who may write to the broker may store an operation, so an operation may write only below the app's own archive.
     """
     own = runtime.settings.dead_letter_archive
     if own is None or ".." in uri.split("/") or not f"{uri.rstrip('/')}/".startswith(f"{own.rstrip('/')}/"):
@@ -154,7 +154,7 @@ def row_of(letter: Letter, name: str, *, now_ms: int, why: str) -> dict[str, Any
 
 
 def _write_lines(rows: Sequence[dict[str, Any]], uri: str, folder: str, file: str) -> str:
-    """JSON lines below a local path, named when they are on the disk."""
+    """Write JSON lines below a local path; the file gets its name when they are on the disk."""
     if "://" in uri:
         msg = f"{scrubbed(uri)!r} needs pyarrow, which is not installed: install redelivery[export], or give a path"
         raise InputError(msg)

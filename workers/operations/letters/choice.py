@@ -1,6 +1,6 @@
-"""The choice among dead letters as people give it, made a filter: ids may be shortened, and ages count from now.
+"""The filter for a command's options: an id may be shortened, and ages count from now.
 
-Refuses, with `InputError`, an empty text, a reason that there is not, and an id that names no letter, or several.
+Refuses, with `InputError`, an empty text, an unknown reason, and an id that names no dead letter, or those of several tasks.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
 def filter_of(transport: Transitions, name: str, options: Mapping[str, Any]) -> Filter:
     """The filter for the dead letters of this queue; ages count from now, by the broker's clock.
 
-    Looks into the queue for an id that is not whole.
+    An id that is shortened is looked up in the queue.
     """
     conditions = _conditions(transport, options)
     return Filter(task_ids=dead_letters.whole_ids(transport, name, options["task_ids"]), **conditions)
 
 
 def listing_of(transport: Transitions, options: Mapping[str, Any]) -> Filter:
-    """The same for a listing, which asks nothing of the queue: each dead letter whose id begins as one of these is listed."""
+    """The same for a listing, without a look into the queue: each dead letter whose id begins with one of these is listed."""
     return Shortened(task_ids=frozenset(options["task_ids"]), **_conditions(transport, options))
 
 
 def _conditions(transport: Transitions, options: Mapping[str, Any]) -> dict[str, Any]:
-    """All but the ids. Raises `InputError` for a reason that there is not, and for an empty text: a shell variable was not set."""
+    """All conditions except the ids. Raises `InputError` for an unknown reason and an empty text (a shell variable was not set)."""
     for option, name in (("id", "task_ids"), ("task", "tasks"), ("exception", "exceptions"), ("fingerprint", "fingerprints")):
         if "" in options[name]:
             msg = f"the {option} is empty, and chooses no dead letter: give a value, or leave it out"

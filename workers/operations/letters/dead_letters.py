@@ -1,7 +1,6 @@
-"""Dead letters: what lies in the dead-letter queues, and why it died.
+"""Dead-letter queues and their letters, read without changing anything.
 
-Nothing is changed. The name of any other queue is refused (`InputError`): what waits in an ordinary queue is
-alive.
+The name of any other queue is refused (`InputError`): messages in an ordinary queue are not dead.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def known(runtime: Runtime) -> dict[str, str]:
-    """Every dead-letter queue with its origin: those that were used, and those of the queues that this app consumes."""
+    """Every dead-letter queue with its origin: the queues that were used, and those of the policies of this app's queues."""
     names: dict[str, str] = {}
     for queue in runtime.app.amqp.queues:
         target = runtime.policies.policy_for(queue).dead_letter_queue_for(queue)
@@ -35,7 +34,7 @@ def known(runtime: Runtime) -> dict[str, str]:
 
 
 def required(runtime: Runtime, name: str) -> str:
-    """The name again, where there is such a dead-letter queue. Raises `InputError`, which lists those that there are."""
+    """The same name. Raises `InputError` if there is no such dead-letter queue; its text names a similar one, or all."""
     names = known(runtime)
     if name in names:
         return name
@@ -52,7 +51,7 @@ def summaries(runtime: Runtime) -> list[DeadLetterQueue]:
 
 
 def depth(transport: Transitions, name: str) -> int:
-    """How many dead letters there are, without a look at them."""
+    """How many dead letters there are; none is read."""
     return needed(broker_of(transport).letters).depth(name)
 
 
@@ -65,7 +64,7 @@ def newest(transport: Transitions, name: str, limit: int) -> list[Letter]:
 def found(transport: Transitions, name: str, given: Collection[str]) -> list[Letter]:
     """The dead letters of the tasks that these ids, or beginnings of ids, name; the newest first. Reads the whole queue, in pages.
 
-    Raises `InputError` where one of them names no letter, or those of several tasks.
+    Raises `InputError` if one of them names no dead letter, or the dead letters of several tasks.
     """
     read = needed(broker_of(transport).letters).found(name, given)
     letters = [letter for letter in read if any(begins(letter.task_id, each) for each in given)]
@@ -79,7 +78,7 @@ def found(transport: Transitions, name: str, given: Collection[str]) -> list[Let
 
 
 def whole_ids(transport: Transitions, name: str, given: Collection[str]) -> frozenset[str]:
-    """The ids that these, or their beginnings, name. Looks into the queue only for an id that is not whole. Raises as `found`."""
+    """The whole ids of these ids, or beginnings of ids. Looks into the queue only for beginnings. Raises as `found`."""
     short = [each for each in given if not is_whole(each)]
     looked_up = (letter.task_id for letter in found(transport, name, short)) if short else ()
     return frozenset([*(each for each in given if is_whole(each)), *looked_up])

@@ -1,4 +1,4 @@
-"""The filter that chooses among dead letters, by what stands in their death records."""
+"""The filter that chooses among dead letters, by their ids and death records."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
     from ...letters import Letter
 
-#: What stands for others in a shell pattern.
+#: The wildcards of a shell pattern.
 _WILD = re.compile(r"\[[^\]]*\]|[*?\[\]!]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filter:
-    """Which dead letters: all conditions must hold; of the values of one condition, any. No condition: all dead letters.
+    """Which dead letters: all conditions must hold; of a condition, any value. Without conditions, all dead letters.
 
     `tasks` are names or shell patterns. `exceptions` are class names, dotted or their last word. `fingerprints` may be shortened.
     `died_before_ms` and `died_after_ms` are the server's time; a letter that does not say when it died passes neither.
@@ -39,7 +39,7 @@ class Filter:
 
     @classmethod
     def from_dict(cls, words: Mapping[str, Any]) -> Self:
-        """The filter that `to_dict` wrote. Raises `InputError` for anything else: a filter that says less chooses more letters."""
+        """The filter that `to_dict` wrote. Raises `InputError` for anything else: a lost condition would choose more letters."""
         known = {each.name for each in fields(cls)}
         for name, value in words.items():
             if name not in known:
@@ -51,7 +51,7 @@ class Filter:
         return cls(**{name: _SETS[name](value) if name in _SETS else value for name, value in words.items()})
 
     def to_dict(self) -> dict[str, Any]:
-        """Its conditions as JSON has them; those that are not set are left out."""
+        """Its conditions, for JSON; conditions that are not set are left out."""
         found = {each.name: getattr(self, each.name) for each in fields(self)}
         return {name: _plain(value) for name, value in found.items() if value not in (None, (), frozenset())}
 
@@ -70,24 +70,24 @@ class Filter:
         return self._is_in_time(letter.died_ms)
 
     def names(self, task_id: str) -> bool:
-        """Whether this is one of the ids that are asked for."""
+        """Whether this is one of the ids in `task_ids`."""
         return task_id in self.task_ids
 
     @property
     def has_words(self) -> bool:
-        """Whether anything but ages is asked for, so that `sieve` keeps letters back."""
+        """Whether `sieve` can keep letters back: ages alone give it no word to look for."""
         return bool(self.task_ids or self._words())
 
     def sieve(self) -> Callable[[bytes], bool]:
-        """Says of a letter's bytes whether it may pass: no more than that, and far cheaper than decoding it.
+        """A function that says of a letter's bytes whether the letter may pass; it is far cheaper than decoding them.
 
-        A word that JSON may write in two ways keeps nothing back.
+        A letter for which it says yes may still not pass. A word that JSON may write in two ways keeps no letter back.
         """
         words, task_ids = self._words(), self.task_ids
         return lambda raw: may_be(raw, task_ids) and all(any(word in raw for word in some) for some in words)
 
     def _words(self) -> list[list[bytes]]:
-        """For each condition, words: a dead letter that passes has one of them. Other conditions are left out."""
+        """For each condition its words: a dead letter that passes contains one of them. Other conditions are left out."""
         literals = [max(_WILD.split(each), key=len) for each in self.tasks]
         some = (list(self.reasons), list(self.exceptions), list(self.fingerprints), literals)
         return [[each.encode() for each in words] for words in some if words and all(map(stands_plainly, words))]
@@ -102,12 +102,12 @@ class Filter:
 
 
 class Shortened(Filter):
-    """The same for a listing: `task_ids` may be beginnings of ids, and each dead letter whose id begins so is listed."""
+    """A filter for listings: `task_ids` may be beginnings of ids, and each dead letter whose id begins so passes."""
 
     __slots__ = ()
 
     def names(self, task_id: str) -> bool:
-        """As `Filter.names`, or a beginning of it."""
+        """Whether one of `task_ids` is this id, or the beginning of it."""
         return any(begins(task_id, each) for each in self.task_ids)
 
 

@@ -1,18 +1,19 @@
-"""The import of the broker's own deaths: letters that RabbitMQ made, taken over into the books and into our dead-letter queues.
+"""The import of dead letters that RabbitMQ itself made: they go to redelivery's dead-letter queues, and into the books.
 
-A queue whose arguments, or a policy of the broker's, give it `x-message-ttl`, a length limit or a delivery limit lets RabbitMQ end
-messages by itself, past every policy here and unrecorded. Where it has a dead-letter exchange, they come out at its other end.
+If a queue has `x-message-ttl`, a length limit or a delivery limit, from its arguments or from a policy of the broker's, RabbitMQ
+ends its messages by itself, past every policy here, and records nothing. If the queue has a dead-letter exchange, RabbitMQ moves
+them into the queue that is bound to this exchange.
 
-1. The queue behind that exchange is looked at, from its oldest message on; what RabbitMQ made is read (`brokers.rabbitmq.deaths`).
-2. Each such letter is published to the dead-letter queue of its origin, with a death record, and confirmed;
-3. it is recorded as `dead_lettered`, under an id that is always the same for this death, and before that as `received`, where
-   nobody has recorded that it was there;
-4. and it is acknowledged where it lay.
+1. That queue is read from its oldest message on. `brokers.rabbitmq.deaths` recognises the dead letters that RabbitMQ made.
+2. Each of them is published to the dead-letter queue of its origin, with a death record, and confirmed.
+3. It is recorded as `dead_lettered`, under an id that is always the same for this death. If no event has recorded the message
+   before, it is first recorded as `received`.
+4. It is acknowledged in its old queue.
 
-Any message that RabbitMQ did not dead-letter stays, and is counted by the reason why. Limits: a crash between two steps leaves an
-imported dead letter in its old queue as well. The next import removes it if the journal of moves knows it; else it counts once, and
-lies in its dead-letter queue twice. RabbitMQ's own dead-lettering is at most once (but for queues with `at-least-once`): what it
-loses on the way cannot be imported, and the books say `lost`.
+Any message that RabbitMQ did not dead-letter stays, and is counted in `left`, by the reason why. Limits: a crash between two steps
+leaves an imported dead letter in its old queue as well. The next import removes it if the journal of moves knows it. Otherwise the
+letter is in its dead-letter queue twice, and the books count it once. RabbitMQ's own dead-lettering is at most once (except for
+queues with `at-least-once`): a message that it loses cannot be imported, and the books say `lost`.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, kw_only=True)
 class Import(Walked):
-    """What an import did, or would do: `moved` letters are in the books, counted by reason, and by the DLQ that they went to."""
+    """What an import did, or would do: `moved` letters were imported; `reasons` and `targets` (dead-letter queues) count them."""
 
     kind: ClassVar[str] = "import"
     went: ClassVar[str] = "had been imported"
@@ -49,7 +50,7 @@ class Import(Walked):
     targets: Counter[str] = field(default_factory=Counter)
 
     def count(self, death: OwnDeath, answer: Answer) -> None:
-        """A letter went, or it stays."""
+        """Count a letter that was imported, or that stays."""
         if answer is not Answer.DONE:
             self.left[UNSURE if answer is Answer.UNSURE else f"the broker has no queue {death.target!r}"] += 1
             return
@@ -66,9 +67,9 @@ def import_letters(
     limit: int | None = None,
     on_progress: Callable[[Import], None] = lambda _: None,
 ) -> Import:
-    """Import the letters that lie in this queue (`require_source`), at most `limit`, the oldest first.
+    """Import the dead letters in this queue (`require_source`), at most `limit`, the oldest first.
 
-    Raises `BrokerError` where the broker refuses or does not answer: it says how many letters had been imported.
+    Raises `BrokerError` if the broker refuses or does not answer; its text says how many letters had been imported.
     """
     broker, result = broker_of(runtime.transport), Import(dead_letter_queue=name, dry_run=dry_run)
     try:
@@ -85,7 +86,7 @@ def import_letters(
 
 
 def require_source(runtime: Runtime, name: str) -> None:
-    """Raises `InputError` where there is no such queue, or its name is one of ours, kombu's or Celery's, or the app runs it."""
+    """Raise `InputError` if there is no such queue, if its name is reserved, or if it is an ordinary queue of the app."""
     if (why := names.objection(name)) is not None:
         msg = f"{name!r} {why}: name the queue behind the dead-letter exchange"
         raise InputError(msg)
@@ -98,7 +99,7 @@ def require_source(runtime: Runtime, name: str) -> None:
 
 
 def _batches(found: DeathList, result: Import, limit: int | None) -> Iterator[list[OwnDeath]]:
-    """The deaths that go, in batches; the last is empty perhaps."""
+    """The deaths to import, in batches; the last batch may be empty."""
     batch: list[OwnDeath] = []
     for death in found:
         result.looked_at += 1
@@ -116,5 +117,5 @@ def _batches(found: DeathList, result: Import, limit: int | None) -> Iterator[li
 
 
 def _is_full(result: Import, limit: int | None) -> bool:
-    """Whether the limit is reached; dead letters that may or may not have gone are not counted."""
+    """Whether the limit is reached; dead letters that may or may not have been imported are not counted."""
     return limit is not None and result.matched - result.left[UNSURE] >= limit

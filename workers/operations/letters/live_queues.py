@@ -1,14 +1,16 @@
-"""Live queues: dead letters cannot be moved there, because a worker would run them.
+"""Live queues: a move to such a queue is refused, because a worker would run the dead letters there.
 
-A move leaves dead letters dead, and needs only the right to move. In a queue that is consumed they would run, which is a redrive.
+A move leaves dead letters dead, and needs only the right to move. In a live queue they would run, which is a redrive.
 
-- A dead-letter queue whose handler this app has runs nothing: the handler decides.
-- Else a queue that the app declares runs what it is given: a worker consumes it, now or when the next one is started.
-- So does a queue that somebody consumes, as far as the broker knows.
-- So does a queue that is no dead-letter queue, and that the app names otherwise (a route, a task, a policy), or, where the broker
-  notes which dead-letter queues were used (Redis), that was there before.
+A dead-letter queue for which this app has a handler is not live: the handler decides about its letters. Any other queue is live if
+one of these is true:
 
-Limits: Redis remembers for thirty days that a worker of ours consumed a queue. RabbitMQ knows the consumers of this moment.
+- the app declares it: a worker consumes it, now or when the next worker starts;
+- somebody consumes it, as far as the broker knows;
+- it is not a dead-letter queue, and the app names it elsewhere (a route, a task, a policy);
+- it is not a dead-letter queue, and it exists already, if the broker records which dead-letter queues were used (Redis).
+
+Limits: Redis remembers for thirty days that a worker with redelivery consumed a queue. RabbitMQ knows only present consumers.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def why_it_runs(transport: Transitions, queue: str) -> str | None:
-    """Why a dead letter in this queue would run; None if it stays dead. Raises what the broker raises."""
+    """Why a dead letter in this queue would run; None if it stays dead. Raises what the broker's driver raises."""
     app, letters = transport.app, needed(broker_of(transport).letters)
     if app is not None and queue in app.amqp.queues:
         why = "is a queue of the app, whose workers run what is in it"
@@ -48,7 +50,7 @@ def why_it_runs(transport: Transitions, queue: str) -> str | None:
 
 
 def require_rest(transport: Transitions, queue: str) -> None:
-    """Raise `InputError` where nothing may be sent to this queue, or where letters in it would run."""
+    """Raise `InputError` if nothing may be sent to this queue, or if dead letters in it would run."""
     required(transport, queue)
     why = why_it_runs(transport, queue)
     if why is not None:
@@ -60,7 +62,7 @@ def require_rest(transport: Transitions, queue: str) -> None:
 
 
 def _letter_queues(app: Celery | None, used: Mapping[str, str]) -> set[str]:
-    """The dead-letter queues that were used, and those of the queues that the app declares."""
+    """The dead-letter queues that were used, and those that the policies name for the app's queues."""
     if app is None:
         return set(used)
     policies = app.redelivery.policies
@@ -69,9 +71,9 @@ def _letter_queues(app: Celery | None, used: Mapping[str, str]) -> set[str]:
 
 
 def _is_handled(app: Celery, queue: str) -> bool:
-    """Whether this app has a handler for this queue's letters. Raises `ConfigurationError` where its tasks cannot be imported."""
+    """Whether this app has a handler for this queue's letters. Raises `ConfigurationError` if its tasks cannot be imported."""
     try:
-        app.loader.import_default_modules()  # a handler may stand among the tasks
+        app.loader.import_default_modules()  # a handler may be defined in a module of tasks
     except Exception as exc:
         msg = f"the tasks of the app cannot be imported: {type(exc).__name__}: {exc}"
         raise ConfigurationError(msg) from exc

@@ -1,7 +1,7 @@
-"""The move: dead letters go to another dead-letter queue, by an operator's hand.
+"""The move: an operator moves dead letters to another dead-letter queue.
 
-It is recorded: the letter's next generation begins, and dies at once by the operator's hand (`redriven`, `dead_lettered` with
-reason `operator`), so that the books know where it lies and its history says who put it there.
+It is recorded as `redriven`, which begins the letter's next generation, and at once as `dead_lettered` with reason `operator`. So
+the books know where the letter is, and its history says who moved it there.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def move(
 ) -> Move:
     """Move dead letters to another dead-letter queue, at most `limit`.
 
-    Raises `InputError` where nothing may be sent there, or where they would run there (`running`), and `BrokerError` where the
-    broker does not answer.
+    Raises `InputError` if nothing may be sent there, or if they would run there (`live_queues`), and `BrokerError` if the broker
+    does not answer.
     """
     result, now_ms = Move(dead_letter_queue=name, dry_run=dry_run, target=target), transport.now_ms()
     try:
@@ -86,7 +86,7 @@ def move(
 
 
 class _Moved(NamedTuple):
-    """A dead letter on its way, with its bytes before and after, its origin queue, and its two events."""
+    """A dead letter to move; `parts` are its bytes before and after, its origin queue, and its two events."""
 
     letter: Letter
     parts: tuple[bytes, bytes, str, tuple[Event, Event]]
@@ -94,7 +94,7 @@ class _Moved(NamedTuple):
 
 
 def _moved(letter: Letter, homes: Homes, target: str, now_ms: int, actor: str | None) -> _Moved:
-    """The dead letter on its way. Raises `RedriveError` if it cannot go."""
+    """The dead letter, prepared for the move. Raises `RedriveError`, whose text is the reason, if it must stay."""
     if not letter.is_message or not letter.death:
         msg = "it is not a dead letter of redelivery's: its bytes were never a message, or somebody else put it here"
         raise RedriveError(msg)

@@ -1,7 +1,7 @@
-"""The purge: dead letters go for good, by an operator's hand.
+"""The purge: an operator removes dead letters for good.
 
-A purge archives a batch first, where it is told to, and then takes each letter out and records `purged` with reason `operator`, in
-one script. A crash between the two leaves letters that are in the archive and in the queue, and the same purge goes on.
+If it is asked to, a purge first archives a batch. Then it takes each letter out of the queue and records `purged` with reason
+`operator`, in one script. A crash between the two leaves letters in the archive and in the queue; run again, the purge goes on.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Purge(Walked):
     files: list[str] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it; what was moved is called purged."""
+        """The values for JSON; `moved` is called `purged` there."""
         facts = Walked.to_dict(self)
         return {"purged" if name == "moved" else name: value for name, value in facts.items()}
 
@@ -59,7 +59,7 @@ def purge(
 ) -> Purge:
     """Remove dead letters of one queue for good: at most `limit`, archived first if `archive_to` says where.
 
-    Raises `BrokerError` where the broker refuses or does not answer, `InputError` where the archive cannot be written.
+    Raises `BrokerError` if the broker refuses or does not answer, `InputError` if the archive cannot be written.
     """
     result = Purge(dead_letter_queue=name, dry_run=dry_run, archive=None if archive_to is None else scrubbed(archive_to))
 
@@ -89,5 +89,5 @@ def purge(
 
 
 def purged(letter: Letter, name: str, reason: Reason, actor: str | None = None) -> Event:
-    """The event of a dead letter that goes for good."""
+    """The event of a dead letter that is removed for good."""
     return letter.event(Outcome.PURGED, letter.queue or name, reason=reason, actor=actor)

@@ -1,7 +1,7 @@
 """The walk through a dead-letter queue: every dead letter that was there when it began, the oldest first, in batches.
 
-What dies again meanwhile is left alone. Each letter is read once, and each is moved whole or not at all; a walk that is interrupted
-has moved some and not the others, and the same walk goes on. With a rate, letters go evenly.
+Letters that die meanwhile are left alone. Each letter is read once, and is moved whole or not at all. An interrupted walk has moved
+some letters and not the others; the same walk, begun again, goes on. With a rate, letters go evenly.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from ...ports import DelayStore, LetterStore, Transitions
     from .filter import Filter
 
-#: Letters that go in one round trip.
+#: Letters that are moved in one round trip.
 BATCH = 250
 #: With a rate, letters go in batches of this part of a second.
 BEAT = 0.1
 
-#: Why a letter stays that the broker cannot route.
+#: Why a letter stays if the broker cannot route it.
 UNROUTABLE = "its origin queue does not exist: start a worker that declares it, or send it to another queue with --to"
-#: Why a letter stays that a command was moving when the command died.
+#: Why a letter stays if a command that was moving it died.
 UNSURE = "a command that died may have moved it: run this again when the queue that it was sent to is empty, or after ten minutes"
 
 Job = TypeVar("Job")
@@ -41,9 +41,9 @@ Job = TypeVar("Job")
 class Walked:
     """What a walk did, or (`dry_run`) would do.
 
-    Of the `total` letters that were there when it began, `looked_at` were read and `matched` chosen. Of these `moved` went; `gone`
-    had left the queue meanwhile; `left` counts those that cannot go, by reason. `kind` names the walk, and `went` says what its
-    `things` did.
+    Of the `total` letters that were there when it began, `looked_at` were read and `matched` chosen. Of the chosen ones, `moved`
+    were moved, `gone` had left the queue meanwhile, and `left` counts those that stay, by reason. `kind`, `things` and `went` are
+    words for the text of an error: "the walk stopped when 5 dead letters had gone".
     """
 
     kind: ClassVar[str] = "walk"
@@ -60,12 +60,12 @@ class Walked:
     left: Counter[str] = field(default_factory=Counter)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """The values for JSON."""
         facts = {each.name: getattr(self, each.name) for each in fields(self)}
         return {name: dict(value) if isinstance(value, Counter) else value for name, value in facts.items()}
 
     def cut_short(self, exc: BaseException) -> BrokerError:
-        """What is told of an error of the broker's: how far it has come by then."""
+        """The error to raise for an error of the broker's: its text also says how far the walk had come."""
         of = f" of {self.dead_letter_queue!r}" if self.dead_letter_queue else ""
         so_far = f"the {self.kind}{of} stopped when {self.moved} {self.things} {self.went}"
         return BrokerError(f"{so_far}: {exc}; run the same command again to continue")
@@ -73,14 +73,14 @@ class Walked:
 
 @dataclass(slots=True)
 class Evenly:
-    """Lets so many go in a second (None: as many as come); `sleep` is what waits."""
+    """Lets `rate` letters go in a second (None: without a limit); `sleep` is called to wait."""
 
     rate: float | None
     sleep: Callable[[float], None]
     _next: float = field(default_factory=time.monotonic)
 
     def wait(self, count: int) -> None:
-        """Until so many more may go."""
+        """Wait until so many more letters may go."""
         if self.rate is not None:
             self.sleep(max(self._next - time.monotonic(), 0.0))
             self._next = max(self._next, time.monotonic()) + count / self.rate
@@ -88,10 +88,10 @@ class Evenly:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WalkContext:
-    """What an operation asks of a walk: letters that died after `began_ms` are left alone (None: after the walk's own beginning).
+    """What an operation asks of a walk. Letters that died after `began_ms` are left alone (None: after the walk's own beginning).
 
-    `letters` moves the letters and `delayed` cancels messages (None: the broker's own store). `sleep` waits between two batches,
-    and `on_chosen` is shown each letter that is chosen.
+    `letters` moves the letters and `delayed` cancels messages (None: the broker's own store). `sleep` waits between two batches.
+    `on_chosen` is called with each letter that is chosen.
     """
 
     began_ms: int | None = None
@@ -103,12 +103,12 @@ class WalkContext:
 
 @dataclass(slots=True, kw_only=True)
 class Walk(Generic[Job]):
-    """One way through the queue.
+    """One walk through the queue.
 
-    `prepare` makes of a letter what `carry` takes, or raises `RedriveError`, whose message is the reason why the letter stays.
-    `carry` takes a batch, and answers for each; it is not asked in a dry run. `count` is told of each that went, or would go,
-    and `told` of each that went. `finish` is called when the walk is over, and the queue is no longer looked at. `context` has
-    what an operation asks of a walk.
+    `prepare` turns a letter into a job, or raises `RedriveError`, whose text is the reason why the letter stays. `carry` carries
+    a batch of jobs out, and returns an answer for each; a dry run does not call it. `count` is called for each letter that went,
+    or in a dry run would go; `told` for each that went. `finish` is called at the end, when the queue is no longer read. `context`
+    is what an operation asks of a walk.
     """
 
     letters: LetterStore
@@ -133,7 +133,7 @@ class Walk(Generic[Job]):
         self._evenly = Evenly(self.rate, self.context.sleep)
 
     def run(self) -> None:
-        """Walk. Raises `BrokerError` where the broker refuses or does not answer: it says how many letters had been moved."""
+        """Walk. Raises `BrokerError` if the broker refuses or does not answer; its text says how many letters had been moved."""
         result = self.result
         try:
             self._walk(result)
@@ -156,11 +156,11 @@ class Walk(Generic[Job]):
         return 0 if self.result.dry_run else self.result.moved + self.result.gone
 
     def _is_full(self) -> bool:
-        """Whether the limit is reached; dead letters that may or may not have gone are not counted."""
+        """Whether the limit is reached; dead letters that may or may not have been moved are not counted."""
         return self.limit is not None and self.result.matched - self.result.left[UNSURE] >= self.limit
 
     def _take(self, raws: list[bytes]) -> None:
-        """Choose among these letters, and carry away what was chosen."""
+        """Choose among these letters, and carry out the jobs of those that are chosen."""
         batch: list[Job] = []
         most = BATCH if self.rate is None else max(1, min(int(self.rate * BEAT), BATCH))
         for raw in raws:
@@ -197,7 +197,7 @@ class Walk(Generic[Job]):
             return None
 
     def _send(self, batch: list[Job]) -> None:
-        """Carry a batch. Raises the first error of the broker, after the count of what was moved."""
+        """Carry a batch out. Raises the first error of the broker, after all letters that were moved are counted."""
         if not batch:
             return
         if self.result.dry_run:
@@ -225,9 +225,9 @@ class Walk(Generic[Job]):
 
 
 def letters_of(transport: Transitions, name: str) -> Iterator[Letter]:
-    """The dead letters of a queue that were there at first, the oldest first; nothing is changed.
+    """The dead letters that are in the queue at the beginning, the oldest first; nothing is changed.
 
-    Letters that leave meanwhile move the others: some may then be passed over.
+    If letters leave the queue meanwhile, some of the others may be skipped.
     """
     with needed(broker_of(transport).letters).open(name) as letters:
         for page in letters.pages():

@@ -1,7 +1,7 @@
-"""Makes a collector of Prometheus' client library from families of samples; the library writes the pages, in the format asked for.
+"""Gives the families of samples to Prometheus' client library, which writes the page in the format that a scrape asks for.
 
-A label's value is what `safe` makes of it, because a stranger may have chosen a queue's name. `prometheus_client` is an extra
-(`metrics`): nothing else here needs it.
+Labels are written with `safe`, because a stranger may have chosen a queue's name. `prometheus_client` is an optional dependency
+(the extra `metrics`); of these modules, only this one and `worker` need it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Families(Collector):
-    """What `look` finds, anew for each page. `collect` raises what `look` raises."""
+    """A collector that calls `look` for each page. `collect` raises what `look` raises."""
 
     def __init__(self, look: Callable[[], Iterable[Family]]) -> None:
         self._look = look

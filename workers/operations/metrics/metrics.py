@@ -1,12 +1,12 @@
-"""The metrics: what an alarm asks of a broker, at one moment.
+"""The metrics of a broker at one moment, for alarms.
 
-Their names are a promise (`docs/metrics.md`). Nothing is changed, and no message is looked at but, on Redis, the oldest letter of
-each dead-letter queue. The numbers of one look are read one after the other; they cost some commands for each queue, in three round
+Their names are a promise (`docs/metrics.md`). Nothing is changed. No message is read, except on Redis the oldest letter of each
+dead-letter queue. The numbers of one look are read one after the other. They cost some commands for each queue, in three round
 trips, whatever the queues hold.
 
-A worker renews its lease once a second; where all workers are gone nobody is left to end the leases of the dead, so that the number
-of leases says little. One that has stood still for a whole lease, between two looks, is a dead worker's. Limits: at the first look
-every lease counts.
+A worker renews its lease once a second. Other workers end a dead worker's lease, so if all workers are dead, their leases remain.
+Therefore a lease that was not renewed between two looks, for as long as a lease lasts, counts as a dead worker's. Limits: at the
+first look every lease counts as a living worker's.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 
 
 class Living:
-    """Tells living workers, look by look, from any thread. `lease` is how long (seconds) a counter may stand still."""
+    """Finds out, over several looks and from any thread, which workers live.
+
+    `lease` is for how long (seconds) the counter of a living worker's lease may stay the same.
+    """
 
     def __init__(self, lease: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.lease, self._clock = lease, clock
@@ -35,7 +38,7 @@ class Living:
         self._seen: dict[bytes, tuple[bytes, float]] = {}
 
     def still(self, counters: Mapping[bytes, bytes]) -> dict[bytes, float]:
-        """For how long (seconds) each of these counters has stood still, as far as the looks so far can tell."""
+        """For how long (seconds) each of these counters has not changed, as far as the looks so far show."""
         with self._lock:
             now = self._clock()
             before, self._seen = self._seen, {}
@@ -45,7 +48,7 @@ class Living:
             return {token: now - since for token, (_, since) in self._seen.items()}
 
     def count(self, counters: Mapping[bytes, bytes]) -> int:
-        """How many of these counters are renewed."""
+        """How many of these counters belong to living workers."""
         return sum(each < self.lease for each in self.still(counters).values())
 
 
@@ -98,15 +101,15 @@ class Family:
     samples: list[Gauge]
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """The values for JSON."""
         samples = [{"labels": dict(sample.labels), "value": sample.value} for sample in self.samples]
         return {"name": self.name, "type": self.kind, "help": self.help, "samples": samples}
 
 
 def measured(runtime: Runtime, living: Living | None = None) -> list[Family]:
-    """Look once. Raises what the broker raises.
+    """Look once. Raises what the broker's driver raises.
 
-    `living` remembers the workers of the looks before; without it every worker with a lease counts as living.
+    `living` remembers the leases of earlier looks; without it every worker with a lease counts as living.
     """
     letter_queues = dead_letters.known(runtime)
     queues = sorted(set(runtime.app.amqp.queues) - letter_queues.keys())
@@ -116,7 +119,7 @@ def measured(runtime: Runtime, living: Living | None = None) -> list[Family]:
 
 
 def families(gauges: Iterable[Gauge]) -> list[Family]:
-    """What was found by its metric, in the order of `METRICS`; a metric without a sample is left out."""
+    """The gauges, grouped by metric, in the order of `METRICS`; a metric without a sample is left out."""
     found: dict[str, list[Gauge]] = {}
     for each in gauges:
         found.setdefault(f"redelivery_{each.name}", []).append(each)

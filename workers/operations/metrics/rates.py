@@ -1,7 +1,7 @@
-"""The rates of the last hour: how many lives succeeded, were tried again and died in each minute, as the outcome log tells.
+"""The rates of the last hour, from the outcome log: how many lives succeeded, were retried and died in each minute.
 
-The log is read on from where the last look ended, a bounded piece at each look, from an hour back at the first. What an export took
-away before it was read is not counted. On Redis alone: RabbitMQ's log is a queue, which a look would take.
+The first look begins an hour back. Each look reads a bounded number of events, from where the last one ended. Events that were
+exported before they were read are not counted. On Redis only: RabbitMQ's log is a queue, and reading takes its messages.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _KIND = {str(outcome).encode(): kind for kind, outcomes in KINDS.items() for out
 
 
 class Rates:
-    """Counts by minute; for one thread at a time. `since_ms` is where the reading began, `until_ms` how far it is."""
+    """Counts by minute; for one thread at a time. The events from `since_ms` to `until_ms` were read."""
 
     @staticmethod
     def can_read(runtime: Runtime) -> bool:
-        """Whether this broker's log can be read in passing."""
+        """Whether this broker's log can be read without taking its events."""
         return Capability.BROWSE_LETTERS_UNMARKED in runtime.transport.capabilities
 
     def __init__(self, runtime: Runtime) -> None:
@@ -51,7 +51,7 @@ class Rates:
         self.is_behind = True
 
     def read_on(self) -> None:
-        """Read what was recorded since. Raises what the broker does."""
+        """Read the events since the last call. Raises what the broker's driver raises."""
         for _ in range(PAGES):
             entries: Any = self._client.xrange(self._stream, f"({self._last}", "+", count=PAGE)
             for entry_id, values in entries:
@@ -71,7 +71,7 @@ class Rates:
                 del counts[minute]
 
     def copied(self) -> Rates:
-        """The same counts, for other threads: these do not change."""
+        """A copy of the counts that does not change, for other threads."""
         made = copy.copy(self)
         made._minutes = {kind: Counter(counts) for kind, counts in self._minutes.items()}  # noqa: SLF001 - of this class
         return made

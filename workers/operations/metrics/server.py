@@ -1,9 +1,10 @@
 """The metrics' server: `/metrics` over plain HTTP, for a Prometheus that scrapes it.
 
-The page is made anew for each request, one at a time. Where the broker does not answer it says 503 and why, so that the scrape
-fails and the alarm `up == 0` is heard; it goes on, and asks again at the next request. It has a bounded number of connections, each
-with a thread, and a bounded time for each; where all are taken, the one that has for longest not said what it wants makes room.
-Limits: there is neither a password nor TLS. Everybody who reaches the address may read it, so it is the loopback's by default.
+The page is made for each request, one at a time. If the broker does not answer, the server answers 503 and why, so that the scrape
+fails and the alarm `up == 0` fires. It goes on, and asks the broker again at the next request. The number of connections, each
+with a thread, is bounded, and so is the time of each. If all are taken, the server closes the one that has waited longest without
+sending a request. Limits: there is no password and no TLS. Everybody who reaches the address may read the page, so by default it
+is an address of the loopback interface.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 PATH = "/metrics"
-#: Seconds that a client may take to say what it wants, and that a connection may last in all.
+#: Seconds that a client may take to send its request, and that a connection may last in all.
 TIMEOUT, MAX_SECONDS = 10.0, 60.0
 #: Connections at once, each with a thread.
 LIMIT = 16
@@ -42,7 +43,7 @@ class _Handler(BaseHTTPRequestHandler):
     server_version, sys_version = "redelivery", ""
 
     def do_GET(self) -> None:
-        """The page, or where it is."""
+        """Answer with the page; for another path, with 404 and the page's path."""
         self.server.heard(self.connection)
         if self.path.partition("?")[0] != PATH:
             self._answer(HTTPStatus.NOT_FOUND, f"The metrics are at {PATH}.\n", PLAIN)
@@ -77,14 +78,14 @@ class _Handler(BaseHTTPRequestHandler):
 
 @dataclass(slots=True)
 class _Open:
-    """A connection: when it began, whether it has said what it wants, and whether it was cut off."""
+    """A connection: when it began, whether its request has come (`is_heard`), and whether it was cut off."""
 
     since: float
     is_heard: bool = False
     is_cut_off: bool = False
 
     def cut_off(self, request: Any) -> None:
-        """What reads from the connection, or writes to it, comes back at once."""
+        """Shut the connection down, so that the thread that reads or writes it returns at once."""
         self.is_cut_off = True
         with contextlib.suppress(OSError):
             request.shutdown(socket.SHUT_RDWR)
@@ -93,7 +94,7 @@ class _Open:
 class MetricsServer(ThreadingHTTPServer):
     """Serves the page that `make` makes for an Accept header, in threads, from `begin` to `end`.
 
-    Raises `OSError` where it cannot listen.
+    Raises `OSError` if it cannot listen.
     """
 
     daemon_threads = True
@@ -108,24 +109,24 @@ class MetricsServer(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """Where the page is."""
+        """The page's address."""
         host, port = self.server_address[:2]
         named = f"[{host!s}]" if self.address_family is socket.AF_INET6 else str(host)
         return f"http://{named}:{port}{PATH}"
 
     def page(self, accept: str) -> tuple[bytes, str]:
-        """The page of this moment, in a format that the client accepts, and its content type. Raises what the broker raises."""
+        """The present page, in a format that the client accepts, and its content type. Raises what the broker's driver raises."""
         with self._one_at_a_time:
             return self._make(accept)
 
-    # a connection's life; the first three are called by the server's own thread
+    # the life of a connection; the server's own thread calls the first three methods
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Begin to serve a connection, where there is room for one more."""
+        """Begin to serve a connection, if there is room for one more."""
         with self._lock:
             if len(self._open) >= LIMIT:
                 self._make_room()
-            is_room = len(self._open) < 2 * LIMIT  # those that were cut off end in a moment
+            is_room = len(self._open) < 2 * LIMIT  # connections that were cut off end in a moment
             if is_room:
                 self._open[request] = _Open(time.monotonic())
         if is_room:
@@ -134,7 +135,7 @@ class MetricsServer(ThreadingHTTPServer):
             super().shutdown_request(request)
 
     def service_actions(self) -> None:
-        """Cut off the connections whose time is over."""
+        """Cut off the connections that are open for too long."""
         now = time.monotonic()
         with self._lock:
             for request, state in self._open.items():
@@ -142,29 +143,29 @@ class MetricsServer(ThreadingHTTPServer):
                     state.cut_off(request)
 
     def _make_room(self) -> None:
-        """Cut off the connection that has for longest not said what it wants."""
+        """Cut off the oldest connection that has not sent its request."""
         for request, state in self._open.items():
             if not (state.is_heard or state.is_cut_off):
                 state.cut_off(request)
                 return
 
     def heard(self, request: Any) -> None:
-        """A connection has said what it wants."""
+        """Note that a connection has sent its request."""
         with self._lock:
             self._open[request].is_heard = True
 
     def shutdown_request(self, request: Any) -> None:
-        """A connection is over."""
+        """Close a connection, and forget it."""
         with self._lock:
             self._open.pop(request, None)
         super().shutdown_request(request)
 
     def begin(self) -> None:
-        """Answer from now on."""
+        """Begin to answer, in a thread."""
         threading.Thread(target=self.serve_forever, args=(LOOK,), name="redelivery-metrics", daemon=True).start()
 
     def end(self) -> None:
-        """Answer no more."""
+        """Stop answering."""
         self.shutdown()
         self.server_close()
 

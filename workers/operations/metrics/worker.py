@@ -1,12 +1,12 @@
-"""A worker's own metrics: what became of the messages that it held, and for how long its tasks ran, served for Prometheus.
+"""A worker's own metrics: the outcomes of the messages that it held, and for how long its tasks ran, served for Prometheus.
 
-Counted is each event that the worker has recorded, by queue, task, outcome and reason; measured is the run time that an event
-tells, by queue and task. A series stays for ever in a Prometheus, so their number is bounded (`Series`): a task that the app does
-not know is `(unknown)`, and beyond `MAX_SERIES` a new queue or task is `(other)`; of the histogram beyond `MAX_TIMED`, for each of
-its label sets has a series for each bucket. The counters begin at 0 with the worker, as Prometheus expects. Without the setting
-`metrics_listen` nothing is counted.
+Each event that the worker has recorded is counted, by queue, task, outcome and reason. The run time that an event reports is
+measured, by queue and task. Prometheus keeps a series for ever, so the number of series is bounded (`Series`): a task that the app
+does not know is `(unknown)`, and beyond `MAX_SERIES` a new queue or task is `(other)`. The histogram has the lower bound
+`MAX_TIMED`, because each of its label sets has a series for each bucket. The counters begin at 0 with the worker, as Prometheus
+expects. Without the setting `metrics_listen` nothing is counted.
 
-Limits: what another process records is not counted here: publications of the pool's children, and what an operator does. An attempt
+Limits: events that other processes record are not counted: publications of the pool's children, and what operators do. An attempt
 that was killed has no run time.
 """
 
@@ -49,7 +49,7 @@ class WorkerMetrics:
         )
 
     def count(self, event: Event) -> None:
-        """The broker has recorded this event."""
+        """Count an event that the broker has recorded."""
         self._outcomes.labels(*self._ends.of(event.queue, event.task, event.outcome, event.reason)).inc()
         if event.run_ms is not None:
             self._run_times.labels(*self._runs.of(event.queue, event.task)).observe(event.run_ms / 1000)

@@ -1,15 +1,15 @@
-"""The audit: what operators did, who, when, why, on what, and with what result.
+"""The audit: what operators did: who, when, why, on what, and with what result.
 
-Two things are written. Each letter's own event in the outcome log has its `actor`: that is exported, and the books keep it.
-Besides, each act has records in a list of its own (the stream `redelivery:audit` on Redis, `redelivery.audit` on RabbitMQ, about
-the newest 10,000): that an operation was begun, paused, resumed, aborted, and how it ended; that a command changed letters or
-messages, and what came of it. These are no outcomes of any message, so they are kept out of the outcome log: the books would have
-to tell them from lives, and so would every reader of an earlier version. The scripts that change an operation's state write its
-records, so neither is there without the other.
+Two things are written. First, the event of each letter in the outcome log has an `actor`; it is exported, and the books keep it.
+Second, each act has records in a separate list (the stream `redelivery:audit` on Redis, `redelivery.audit` on RabbitMQ, about the
+newest 10,000): an operation was begun, paused, resumed or aborted, and how it ended; a command changed letters or messages, and
+with what result. These records are not outcomes of messages, so they are not in the outcome log: the books, and every reader of an
+earlier version, would have to separate them from the events of lives. The script that changes an operation's state also writes its
+record, so both happen or neither.
 
-The export of the events copies the records, too (`audit_export`), and what they hold is told with the rest (`audit_history`).
+The export of the events also copies the records (`audit_export`); `audit_history` reads them from the broker and from the export.
 
-Limits: what is in a record may have been written by anybody who can write to the broker; what cannot be read is left out.
+Limits: anybody who can write to the broker may have written a record. A record that cannot be read is left out.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
     from ..letters.filter import Filter
     from ..letters.walk import Walked
 
-#: Tasks that one record names, and characters of what it says.
+#: Tasks that one record names, and characters of its message.
 MAX_NAMED, MAX_SAID = 20, 500
-#: Records that are looked through for those of one actor or operation: more than are kept.
+#: Records that are searched for those of one actor or operation: more than the broker keeps.
 MAX_READ = 20_000
 
 
 class Act(StrEnum):
-    """What was done, or was to be."""
+    """What an operator did, or began to do."""
 
     REDRIVE = "redrive"
     MOVE = "move"
@@ -60,7 +60,7 @@ class Act(StrEnum):
 
 
 class Acted(StrEnum):
-    """How far it had come."""
+    """The state of an act when its record was written."""
 
     BEGUN = "begun"
     PAUSED = "paused"
@@ -73,10 +73,10 @@ class Acted(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One record. `operation` is the id of the operation; empty where a command or the page did it by itself.
+    """One record. `operation` is the id of the operation, empty if a command or the page did the act itself.
 
-    `queue` is the dead-letter queue, or the queue that messages wait for. `filter` and `options` say what was asked for, with the
-    fields that were changed as `edited`; `tasks` are the first of those that were named, and `result` holds the counts.
+    `queue` is the dead-letter queue, or the queue that messages wait for. `filter` and `options` say what was asked for; the option
+    `edited` has the fields that were changed. `tasks` are the first ids of the tasks that were named; `result` has the counts.
     """
 
     record_id: str
@@ -94,12 +94,12 @@ class Entry:
     message: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """The values for JSON."""
         return {each.name: getattr(self, each.name) for each in fields(self)}
 
     @property
     def chosen(self) -> str:
-        """The filter in words; empty where the record has none, `all` where a begin without one meant all."""
+        """The filter in words; empty if the record has none, `all` if an act was begun without a filter, and so for all letters."""
         return in_words(self.filter) or ("all" if self.acted == Acted.BEGUN and not self.tasks else "")
 
     @property
@@ -109,12 +109,12 @@ class Entry:
         return [str(each) for each in given] if isinstance(given, list) else []
 
     def is_of(self, actor: str, operation: str) -> bool:
-        """Whether this actor did it, for the operation whose id begins so; each where it is named."""
+        """Whether this actor did it, for the operation whose id begins so; an empty text stands for any."""
         return (not actor or self.actor == actor) and self.operation.startswith(operation)
 
     @classmethod
     def of(cls, record: Record) -> Self | None:
-        """A record, read; None if it is not one of ours."""
+        """The entry in a record of the broker; None if redelivery has not written it."""
         try:
             read: Any = json.loads(record.said)
         except (ValueError, RecursionError):
@@ -123,7 +123,7 @@ class Entry:
 
     @classmethod
     def from_values(cls, read: Any, record_id: str, at_ms: int, moved: int | None = None) -> Self | None:
-        """A record of these values; None if they are not those of one. `moved` is as for `Record`."""
+        """The entry with these values; None if they are not those of an entry. `moved` is as for `Record`."""
         if not isinstance(read, dict) or any(not isinstance(read.get(name), str) for name in ("actor", "act", "acted", "queue")):
             return None
         texts = {name: str(read.get(name) or "") for name in ("actor", "act", "acted", "queue", "operation", "why", "message")}
@@ -135,7 +135,7 @@ class Entry:
 
 
 def in_words(values: Mapping[str, Any]) -> str:
-    """Names, each with what it is."""
+    """The names, each with its value."""
     return "; ".join(f"{name} {', '.join(map(str, value)) if isinstance(value, list) else value}" for name, value in values.items())
 
 
@@ -153,7 +153,7 @@ def acted(
     result: Mapping[str, Any] | None = None,
     message: str = "",
 ) -> str:
-    """A record as it is stored; what is empty is left out."""
+    """A record as JSON text, for the broker; empty values are left out."""
     words = {} if chosen is None else chosen.to_dict()
     if len(words.get("task_ids", ())) > MAX_NAMED:
         words = {**words, "task_ids": words["task_ids"][:MAX_NAMED], "task_ids_more": len(words["task_ids"]) - MAX_NAMED}
@@ -175,9 +175,9 @@ def acted(
 
 
 def record(transport: Transitions, said: str) -> None:
-    """Keep a record (`acted`) of what was done without an operation; nothing where the broker has no place for it.
+    """Store a record (`acted`) of an act without an operation. Does nothing if the broker keeps no audit.
 
-    Raises what the broker does.
+    Raises what the broker's driver raises.
     """
     store = broker_of(transport).audit
     if store is not None:
@@ -185,9 +185,9 @@ def record(transport: Transitions, said: str) -> None:
 
 
 def entries(transport: Transitions, limit: int, *, actor: str = "", operation: str = "") -> list[Entry]:
-    """The newest records, the newest first, of this actor and this operation alone where one is named.
+    """The newest records, the newest first; if an actor or an operation is named, only its records.
 
-    There are none where the broker has no place for them. Raises what the broker does.
+    Empty if the broker keeps no audit. Raises what the broker's driver raises.
     """
     store = broker_of(transport).audit
     if store is None:
@@ -200,10 +200,10 @@ def entries(transport: Transitions, limit: int, *, actor: str = "", operation: s
 
 
 def os_user() -> str:
-    """Who runs this process, as the operating system has it."""
+    """The operating system's name for the user of this process."""
     try:
         return getpass.getuser()
-    except (KeyError, OSError):  # no name for this number, in a container say
+    except (KeyError, OSError):  # the user's number has no name, in a container say
         return f"uid {os.getuid()}"
 
 
@@ -220,11 +220,11 @@ def recording(
     dry_run: bool = False,
     only_changes: bool = False,
 ) -> Iterator[dict[str, Any]]:
-    """Record that an act is begun, and behind the block how it ended; the block puts what came of it into the dictionary.
+    """Record that an act is begun, and after the block how it ended. The block puts the result into the dictionary.
 
-    `stopped` in it says why it was stopped. A dry run leaves no record. With `only_changes` there is one record, of
-    the end, and none if nothing was moved: for what is run every minute. Raises what the broker does: what cannot
-    be recorded is not begun.
+    `stopped` in the dictionary says why the act was stopped. A dry run leaves no record. With `only_changes`, for commands that run
+    every minute, there is only the record of the end, and none if nothing was moved. Raises what the broker's driver raises: an
+    act that cannot be recorded is not begun.
     """
     if dry_run:
         yield {}
@@ -248,7 +248,7 @@ def recording(
 
 
 def result_of(walked: Walked) -> dict[str, Any]:
-    """What a walk did, for its record."""
+    """The result of a walk, for the record of its end."""
     left = dict(walked.left.most_common(MAX_NAMED))
     facts = {"matched": walked.matched, "moved": walked.moved, "gone": walked.gone, "left": left}
     return {**{name: value for name, value in facts.items() if value}, "stopped": getattr(walked, "stopped", "")}

@@ -1,6 +1,7 @@
-"""The audit, told from the broker, and behind that from where it was exported.
+"""The history of the audit: the records on the broker, and older ones from their export.
 
-The broker is read first: an export may take from it meanwhile, or the newest may push the oldest out. What is in both is one.
+The broker is read first: meanwhile an export may take events from it, or new records may push the oldest out. A record that is in
+both places is listed once.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ if TYPE_CHECKING:
     from redelivery.middleware.messages.events import Event
     from redelivery.middleware.runtime import Runtime
 
-#: Events of the outcome log that are looked through for those with an actor.
+#: Events of the outcome log that are searched for those with an actor.
 LIMIT = 10_000
 
 
 @dataclass(slots=True)
 class Told:
-    """What was found, the newest first: records, or events. `notes` say what was not read, and what is nowhere."""
+    """The records or the events that were found, the newest first. `notes` say what was not read, and which records are lost."""
 
     entries: list[Entry] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
@@ -42,10 +43,11 @@ def told(
     outcomes: str | None = None,
     most: int = MAX_READ,
 ) -> Told:
-    """The newest records, as `entries` has them, and behind them those that only an export has.
+    """The newest records, as `entries` returns them, and after them those that are only in an export.
 
-    `outcomes` is where exported events are (a path or a URI), of which about `most` records are looked at; without it, the place
-    that the settings name, where it can be read. Raises `InputError` where the named one cannot be read, and what the broker does.
+    `outcomes` is where exported events are (a path or a URI); about `most` of the records there are looked at. By default it is the
+    place that the settings name, if it can be read. Raises `InputError` if the place in `outcomes` cannot be read, and what the
+    broker's driver raises.
     """
     found = Told(entries(runtime.transport, limit, actor=actor, operation=operation))
     if len(found.entries) < limit:
@@ -56,7 +58,7 @@ def told(
 
 
 def acts(runtime: Runtime, limit: int, *, actor: str = "", outcomes: str | None = None, most: int = MAX_READ) -> Told:
-    """The newest events of what this actor did, or any where it is empty; else as `told`."""
+    """The newest events of the acts of this actor (empty: of any); the other parameters are as in `told`."""
     with needed(broker_of(runtime.transport).outcomes).tail(LIMIT, is_followed=False) as tail:
         events = [each for each in tail.events if each.actor and (not actor or each.actor == actor)]
     found = Told(events=events[::-1][:limit])
@@ -66,7 +68,7 @@ def acts(runtime: Runtime, limit: int, *, actor: str = "", outcomes: str | None 
 
 
 def _beyond(runtime: Runtime, found: Told, outcomes: str | None, what: str, read: Callable[[str], None]) -> None:
-    """Read what was exported; where nobody has named the place, what cannot be read is noted."""
+    """Read the export. If its place is that of the settings and cannot be read, this is only noted."""
     place = runtime.settings.exported_outcomes if outcomes is None else outcomes
     if place is None:
         return

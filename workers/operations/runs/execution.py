@@ -1,18 +1,18 @@
-"""The execution of an operation: one process carries it out, with the functions that the commands have, and reports how far it is.
+"""The execution of an operation: one process carries it out, with the functions of the commands, and reports its progress.
 
-1. It claims the operation under a new token. From then on nothing that a former process still sends for it is carried out.
-2. It walks through the dead-letter queue (or the delay store). Each message moves by one script, which looks whether the operation
-   still runs under this token, and counts the message: so the counts of what moved are exact, wherever a process dies.
-3. Letters that died after the operation was begun are left alone, by whichever process: what went back and died again is not
-   taken twice.
-4. Twice a second it reports its progress. Where the operation was paused or aborted, the next script or report says so.
-5. Letters that leave by other hands move the others in the queue, and some may be passed over: so it walks again, until one walk
-   has found nothing more to move.
+1. The process claims the operation under a new token. From then on the broker refuses what a former process still sends for it.
+2. It walks through the dead-letter queue (or the delay store). One script moves each message, checks that the operation still runs
+   under this token, and counts the message. So the counts of moved messages are exact, even if a process dies.
+3. Letters that died after the operation was begun are left alone, by every process that carries it out. So a letter that went back
+   and died again is not moved twice.
+4. Twice a second it reports its progress. If the operation was paused or aborted, the next script or report says so.
+5. If other commands remove letters, the others change their places, and some may be skipped. So it walks again, until one walk
+   finds nothing more to move.
 
-A guard's state outlives the process: the lives that were opened and have not ended are kept on the broker, beside the counts of
-what died again, and another process hears from the last report on. Limits: what ended while no process listened, and was exported
-in that time, is not heard of. A canary letter that ended so counts as not ended, and stops the operation. A wait for a canary
-begins anew.
+A guard's state outlives the process: the broker keeps the lives that were opened and have not ended, and the counts of letters that
+died again. Another process reads the events from the last report on. Limits: if a life ended while no process read the events, and
+that event was exported meanwhile, the next process does not see it. Then a canary letter counts as not ended, and the operation
+stops. A new process begins the wait for a canary again.
 """
 
 from __future__ import annotations
@@ -47,20 +47,20 @@ if TYPE_CHECKING:
     from ..letters.redrive.guard import Guard
     from ..letters.walk import Walked
 
-#: Seconds between two reports, and the longest of one sleep.
+#: Seconds between two reports, and the longest sleep at once.
 BEAT = 0.5
-#: From a report on, so much earlier is heard again (milliseconds): what was recorded before it and not yet read.
+#: Events are read again from so long before the last report (milliseconds): some may have been recorded then, and not yet read.
 MARGIN_MS = 2_000
 #: Deaths that are kept as examples, reasons why letters stay, and characters of one.
 MAX_DEATHS, MAX_REASONS, MAX_SAID = 20, 20, 500
 
 
 class Stopping(Exception):
-    """The process ends: another one is to go on."""
+    """The process ends; another one must go on."""
 
 
 class Execution:
-    """Carries one operation out, in the thread that calls `run`; `is_stopping` says whether this process ends."""
+    """Carries one operation out, in the thread that calls `run`. `is_stopping` returns whether this process is ending."""
 
     def __init__(self, runtime: Runtime, store: OperationStore, operation_id: str, is_stopping: Callable[[], bool]) -> None:
         self._runtime, self._store, self._id, self._is_stopping = runtime, store, operation_id, is_stopping
@@ -77,9 +77,10 @@ class Execution:
         self._next = 0.0
 
     def run(self) -> State | None:
-        """Carry it out until it ends; the state in which it ended, None where it has not, or is not this process's any more.
+        """Carry the operation out until it ends, and return the state in which it ended.
 
-        Raises what the broker does where that may pass: another try goes on from here.
+        None if it has not ended, or if another process carries it out now. Raises the broker's transient errors: another call
+        continues from here.
         """
         if not self._take():
             return None
@@ -100,21 +101,21 @@ class Execution:
             state, message = State.FAILED, readable(cause)
         except RedeliveryError as exc:
             state, message = State.FAILED, str(exc)
-        except Exception as exc:  # noqa: BLE001 - whatever it is, the operation must say so, and not be tried for ever
+        except Exception as exc:  # noqa: BLE001 - the operation must report any error, and not be tried for ever
             log.exception("operation.failed", operation=self._id)
             state, message = State.FAILED, readable(exc)
         return self._end(state, message)
 
     def _wait_for_broker(self, exc: BaseException) -> None:
-        """Say what it waits for, where that can be said."""
+        """Report what the operation waits for, if the broker takes the report."""
         self._said = f"waits, and goes on by itself: {readable(exc)}"
         with suppress(*BROKER_ERRORS):
             self._report()
 
-    # what it is
+    # taking the operation
 
     def _take(self) -> bool:
-        """Claim it, and read how far it is; False where it is not to be had."""
+        """Claim the operation, and read its progress; False if it cannot be claimed, or cannot be carried out."""
         states = {State.WAITING, State.RUNNING}
         if self._store.turn(self._id, State.RUNNING, states=states, token=self._claim.token) is not Answer.DONE:
             return False
@@ -122,7 +123,7 @@ class Execution:
         if stored is None:
             return False
         operation = Operation.of(stored)
-        if operation.has_ended:  # what it is to do cannot be read
+        if operation.has_ended:  # its stored data cannot be read (`Operation.of`)
             self._operation = operation
             self._end(State.FAILED, operation.message)
             return False
@@ -169,19 +170,19 @@ class Execution:
         self._beat()
 
     def _sleep(self, seconds: float) -> None:
-        """Wait, and go on reporting."""
+        """Wait, and report meanwhile."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
             self._beat()
-            time.sleep(min(left, BEAT))  # the wait that a rate asks for, in an operation's own thread, cut so that a stop is heard
+            time.sleep(min(left, BEAT))  # the wait of a rate, in the operation's own thread; short, so that a stop is noticed
 
     def _waits(self, said: str) -> None:
-        """What the guard says while it waits for its canary."""
+        """Report the text of the guard, which waits for its canary."""
         self._said = said
         self._beat()
 
     def _beat(self) -> None:
-        """Report, where it is time. Raises `Halted` where it may not go on, `Stopping` where this process ends."""
+        """Report, if it is time. Raises `Halted` if the operation may not go on, `Stopping` if this process is ending."""
         if self._is_over:
             return
         if self._is_stopping():
@@ -223,7 +224,7 @@ class Execution:
     # its guard
 
     def _follows(self) -> bool:
-        """Whether the lives that it opens are kept: its guard will ask for them."""
+        """Whether the broker must keep the lives that this redrive opens, for its guard."""
         guard = self._guard
         return guard is not None and (guard.watches or not guard.may_follow)
 
@@ -233,7 +234,7 @@ class Execution:
         if operation.kind is not Kind.REDRIVE or not options.is_guarded:
             yield
             return
-        # A canary may have ended while nobody listened: what was recorded since the last report is heard.
+        # A canary letter may have ended while no process read the events: they are read from the last report on.
         heard_ms = max(operation.created_ms, self._reported_ms - MARGIN_MS) if operation.moved else None
         with watched(self._runtime.transport, operation.queue, since_ms=heard_ms) as fates:
             fates.died_before = self._died_before
@@ -245,7 +246,7 @@ class Execution:
     # its end
 
     def _end(self, state: State, message: str) -> State | None:
-        """Say how it ended. None if another process has taken it over."""
+        """Record how the operation ended. None if another process has taken it over."""
         self._is_over = True
         operation, progress = self._it, self._progress()
         self._report()

@@ -1,18 +1,18 @@
 """An operation: a redrive, a move, a purge or a bulk cancel that the broker keeps, and that a process of the fleet carries out.
 
-It is begun with its filter, who asked and why, and then belongs to no process. Of all workers, dispatchers and pages one leads, and
-carries it out. If that process dies, another one goes on (`execution`). Anybody may pause, resume and abort it, before it begins
-and while it is carried out.
+It is stored with its filter, the name of the operator, and a reason; it belongs to no process. One of all workers, dispatchers and
+pages has the lead, and carries it out. If that process dies, another one continues (`execution`). Anybody may pause, resume and
+abort it, before it begins and while it is carried out.
 
-    waiting -> running -> done                   all that was chosen has been looked at
+    waiting -> running -> done                   all letters that were chosen have been looked at
        ^          |-----> stopped                its own guard stopped it: its letters died again
        |          |-----> failed                 it cannot be carried out; the message says why
        |          v
        '------ paused                            and from waiting, running and paused: aborted
 
-What has ended stays as it is. Refuses, with `InputError`: what cannot be carried out, an id that names no operation or several, a
-change that the state forbids. What is stored may have been written by anybody: what cannot be read is shown as failed, and is never
-carried out.
+An operation that has ended does not change. Refuses, with `InputError`: an operation that cannot be carried out, an id that names
+no operation or several, and a change that the state forbids. Anybody who can write to the broker may have stored an operation. One
+that cannot be read is shown as failed, and is never carried out.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ if TYPE_CHECKING:
     from ...ports import OperationStore, StoredOperation, Transitions
     from ..letters.redrive.fates import Fates
 
-#: What a broker without operations says, and what to do there.
+#: The error text for a broker that keeps no operations.
 NOT_HERE = (
     "operations are kept on Redis and Valkey alone: on this broker a command does the work itself, and must stay until it is done; "
     "use `redelivery dlq redrive|move|purge` without --detach, or `redelivery delayed cancel`, in a shell or a job that stays"
 )
-#: Characters of a name, and of a reason.
+#: The most characters of an operator's name, and of a reason.
 MAX_ACTOR, MAX_WHY = 200, 1_000
 
 
@@ -67,7 +67,7 @@ class Kind(StrEnum):
 
 
 class State(StrEnum):
-    """How far an operation is."""
+    """The state of an operation."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -78,9 +78,9 @@ class State(StrEnum):
     FAILED = "failed"
 
 
-#: States that nothing follows.
+#: The states in which an operation has ended.
 ENDED = frozenset({State.DONE, State.STOPPED, State.ABORTED, State.FAILED})
-#: From which states an operator may bring an operation into which.
+#: For each state into which an operator may bring an operation, the states in which the operation may be before.
 ALLOWED: Mapping[State, frozenset[State]] = {
     State.PAUSED: frozenset({State.WAITING, State.RUNNING}),
     State.WAITING: frozenset({State.PAUSED}),
@@ -90,11 +90,11 @@ ALLOWED: Mapping[State, frozenset[State]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """How it is done; each as `redelivery dlq redrive` and its neighbours have it. None: not so.
+    """The options of an operation, as `redelivery dlq redrive|move|purge` and `delayed cancel` have them. None: not set.
 
-    `to` is where letters go (a redrive: instead of their origin; a move: the other dead-letter queue), `create` makes that queue.
-    `rate` is in letters a second, `canary_wait` in seconds, `abort_share`
-    is a part of 1. `archive` is where a purge writes the letters first.
+    `to` is where letters go (a redrive: instead of their origin; a move: the other dead-letter queue); `create` makes that queue.
+    `rate` is in letters a second, `canary_wait` in seconds, `abort_share` is a part of 1. `archive` is where a purge writes the
+    letters first.
     """
 
     to: str | None = None
@@ -122,21 +122,21 @@ class Options:
 
     @property
     def is_guarded(self) -> bool:
-        """Whether a redrive is to stop where its letters die again."""
+        """Whether a redrive stops if its letters die again."""
         return self.canary is not None or self.abort_after is not None or self.abort_share is not None
 
     def whole(self) -> dict[str, Any]:
-        """As JSON has them, for the broker; what is not set is left out."""
+        """The values for JSON on the broker; options that are not set are left out."""
         found = {each.name: getattr(self, each.name) for each in fields(self)}
         return {name: value for name, value in found.items() if value is not None and value is not False}
 
     def to_dict(self) -> dict[str, Any]:
-        """The same for people to see: an archive's address without its user and password."""
+        """The values to show to people: an archive's address without its user and password."""
         found = self.whole()
         return found if self.archive is None else {**found, "archive": scrubbed(self.archive)}
 
     def in_words(self) -> dict[str, str]:
-        """The same with units."""
+        """The values of `to_dict` as texts, with units."""
         return {name: _UNITS.get(name, _plain)(value) for name, value in self.to_dict().items()}
 
 
@@ -144,7 +144,7 @@ def _plain(value: object) -> str:
     return "yes" if value is True else f"{value:,}" if isinstance(value, int) else str(value)
 
 
-#: How an option is told that is more than a number or a text.
+#: How options with a unit are written.
 _UNITS: dict[str, Callable[[Any], str]] = {
     "rate": lambda value: f"{value:,g}/s",
     "canary_wait": span,
@@ -185,14 +185,14 @@ _CHECKS = {
 class Operation:
     """One operation, as it is at this moment.
 
-    `queue` is the dead-letter queue; of a cancel it is the queue that its messages wait for, and empty for all queues. Times are
-    the broker's, in milliseconds since the epoch, None where it has not come to that.
+    `queue` is the dead-letter queue; for a cancel, the queue that the messages wait for, empty for all queues. Times are the
+    broker's, in milliseconds since the epoch; None: that has not happened yet.
 
-    Of the `total` letters that were there when it began, `looked_at` were read and `matched` chosen. Of these `moved` went, by
-    where they went in `by_target`; both are exact, also if a process died meanwhile. `gone` had left the queue by other hands, and
-    `left` counts those that cannot go, by reason: both, with `looked_at` and `matched`, as of the last batch that was reported.
-    `died_again` counts letters that went back and died again, as far as a guard was there to hear of it (`canary`, `abort_after`),
-    and `deaths` has the first of them. `message` says why it stopped, failed or waits.
+    Of the `total` letters that were there when it began, `looked_at` were read and `matched` chosen. Of the chosen ones, `moved`
+    were moved; `by_target` counts them by target. Both are exact, even if a process died meanwhile. `gone` letters had left the
+    queue otherwise, and `left` counts those that stay, by reason. These two, `looked_at` and `matched` are as of the last report.
+    `died_again` counts letters that went back and died again, if a guard watched them (`canary`, `abort_after`, `abort_share`);
+    `deaths` has the first of them. `message` says why it stopped, failed or waits.
     """
 
     id: str
@@ -220,11 +220,11 @@ class Operation:
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing more happens to it."""
+        """Whether the operation has ended."""
         return self.state in ENDED
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it: every field by its name; `filter` and `options` hold what is set."""
+        """The values for JSON: every field by its name; `filter` and `options` have only what is set."""
         found = {each.name: getattr(self, each.name) for each in fields(self)}
         return {
             **found,
@@ -237,7 +237,7 @@ class Operation:
 
     @classmethod
     def of(cls, stored: StoredOperation) -> Self:
-        """An operation as it was stored. What cannot be read counts as failed, and is never carried out."""
+        """The operation in the broker's data. If they cannot be read, it counts as failed, and is never carried out."""
         try:
             about = _about(stored.about)
             state = State(stored.state)
@@ -261,7 +261,7 @@ class Operation:
 
 
 def _about(text: str) -> dict[str, Any]:
-    """What is to be done, from its JSON. Raises `InputError` where anything of it is not as `begin` writes it."""
+    """The fields that `begin` wrote, from their JSON. Raises `InputError` if anything in it is different."""
     try:
         read = json.loads(text)
     except (ValueError, RecursionError) as exc:
@@ -290,7 +290,7 @@ _COUNTS = ("total", "looked_at", "matched", "gone", "died_again")
 
 
 def reported(progress: str) -> dict[str, Any]:
-    """What its progress says, as it was reported; empty where that cannot be read."""
+    """The progress as it was reported, from its JSON; empty if it cannot be read."""
     try:
         read: Any = json.loads(progress or "{}")
     except (ValueError, RecursionError):
@@ -299,7 +299,7 @@ def reported(progress: str) -> dict[str, Any]:
 
 
 def _progress(text: str) -> dict[str, Any]:
-    """How far it is, from its JSON; what cannot be read counts as nothing."""
+    """The progress as fields of `Operation`; a value that cannot be read counts as 0 or empty."""
     given = reported(text)
     left, deaths = given.get("left"), given.get("deaths")
     return {
@@ -310,7 +310,7 @@ def _progress(text: str) -> dict[str, Any]:
 
 
 def store_of(transport: Transitions) -> OperationStore:
-    """Where the broker keeps operations. Raises `BrokerError` where it keeps none, which says what to do instead."""
+    """The broker's store of operations. Raises `BrokerError`, whose text says what to do instead, if the broker keeps none."""
     store = broker_of(transport).operations
     if store is None:
         raise BrokerError(NOT_HERE)
@@ -332,9 +332,9 @@ def begin(
     actor: str,
     why: str = "",
 ) -> Operation:
-    """Have an operation carried out by whichever process leads; the queue of `create` is made at once.
+    """Store an operation, which the process with the lead then carries out; with `create`, the queue of a redrive is made at once.
 
-    `actor` is who asks. Raises `InputError` where it cannot be carried out, and `BrokerError` where the broker keeps no operations.
+    `actor` is who asks. Raises `InputError` if it cannot be carried out, and `BrokerError` if the broker keeps no operations.
     """
     store, wanted = store_of(runtime.transport), options or Options()
     check(runtime, kind, queue, chosen, wanted)
@@ -349,7 +349,7 @@ def begin(
 
 
 def check(runtime: Runtime, kind: Kind, queue: str, chosen: Filter, options: Options) -> None:
-    """Raise `InputError` where this cannot be carried out."""
+    """Raise `InputError` if this operation cannot be carried out."""
     Options.from_dict(options.whole())
     wrong = [name for name in options.to_dict() if name not in _TAKES[kind]]
     if wrong:
@@ -408,14 +408,14 @@ _TAKES = {
 
 
 def listed(runtime: Runtime, *, limit: int = 50, is_open: bool = False) -> list[Operation]:
-    """The newest operations, the newest first; `is_open` leaves out those that have ended. Raises as `begin`."""
+    """The newest operations, the newest first; with `is_open`, only those that have not ended. Raises `BrokerError` as `begin`."""
     store = store_of(runtime.transport)
     found = store.unended()[::-1] if is_open else store.newest(limit)
     return [Operation.of(each) for each in found[:limit]]
 
 
 def found(runtime: Runtime, given: str) -> Operation:
-    """The operation with this id, or the only one whose id begins so. Raises `InputError` where there is none, or several."""
+    """The operation with this id, or the only one whose id begins so. Raises `InputError` if there is none, or several."""
     store = store_of(runtime.transport)
     stored = store.stored(given)
     if stored is None and len(given) >= LEAST:
@@ -431,20 +431,20 @@ def found(runtime: Runtime, given: str) -> Operation:
 
 
 def pause(runtime: Runtime, given: str, actor: str, why: str = "") -> Operation:
-    """Have it stop until it is resumed: once this returns, no message of it moves.
+    """Pause an operation: once this returns, it moves no message until it is resumed.
 
-    Raises `InputError` as `found`, and where its state does not allow that.
+    Raises `InputError` as `found`, and if the operation's state does not allow it.
     """
     return _turn(runtime, given, State.PAUSED, actor, why)
 
 
 def resume(runtime: Runtime, given: str, actor: str, why: str = "") -> Operation:
-    """Have a paused operation go on. Raises as `pause`."""
+    """Resume a paused operation. Raises as `pause`."""
     return _turn(runtime, given, State.WAITING, actor, why)
 
 
 def abort(runtime: Runtime, given: str, actor: str, why: str = "") -> Operation:
-    """End it for good: once this returns, no message of it moves; what has moved stays so. Raises as `pause`."""
+    """Abort an operation: once this returns, it moves no message; messages that have moved stay moved. Raises as `pause`."""
     return _turn(runtime, given, State.ABORTED, actor, why)
 
 
@@ -466,12 +466,12 @@ def _turn(runtime: Runtime, given: str, state: State, actor: str, why: str) -> O
 
 
 def readable(exc: BaseException) -> str:
-    """What an operation says of an error that ended it."""
+    """The text of an error that ended an operation."""
     return str(exc) if isinstance(exc, RedeliveryError) else f"{type(exc).__name__}: {exc}"
 
 
 def guard_of(options: Options, fates: Fates, on_wait: Callable[[str], None], **so_far: Any) -> Guard:
-    """The guard of a redrive with these options. `so_far` is what another process has reached: `sent` and `may_follow`."""
+    """The guard of a redrive with these options. `so_far` has `sent` and `may_follow` of the process before, if any."""
     return Guard(
         fates=fates,
         canary=options.canary or 0,

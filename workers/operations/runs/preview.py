@@ -1,6 +1,6 @@
 """The preview of an operation: what it would do now, by task, by cause and by target, with examples. Nothing is changed.
 
-It is the dry run of the same walk, so its counts are those that the operation would have if it began now.
+It is a dry run of the operation's walk, so its counts are those that the operation would have if it began now.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ if TYPE_CHECKING:
     from ..letters.reading.causes import Cause
     from ..letters.walk import Walked
 
-#: Letters that are shown, and causes that are told apart; what is beyond counts as one cause without a name.
+#: Letters that are shown, and causes that are told apart (`Causes`).
 MAX_EXAMPLES, MAX_CAUSES = 10, 1_000
 
 
 @dataclass(slots=True, kw_only=True)
 class Preview:
-    """What an operation would do: of `total` letters it would choose `matched`, and move `moved`; `left` cannot go, by reason.
+    """What an operation would do: of `total` letters it would choose `matched`, and move `moved`; `left` would stay, by reason.
 
-    `by_task` and `causes` count those that would be chosen, `by_target` those that would move. `examples` are the first of them as
-    rows of a listing, without texts where the settings say `redact`.
+    `by_task` and `causes` count the chosen letters, `by_target` those that would move. `examples` are the first chosen letters, as
+    rows of a listing, without texts if the settings say `redact`.
     """
 
     kind: Kind
@@ -58,7 +58,7 @@ class Preview:
     examples: list[dict[str, Any]] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it: the most frequent first."""
+        """The values for JSON, the most frequent first."""
         found = {each.name: getattr(self, each.name) for each in fields(self)}
         counts = {name: dict(value.most_common()) for name, value in found.items() if isinstance(value, Counter)}
         return {**found, **counts, "causes": [each.to_dict() for each in self.causes]}
@@ -73,9 +73,9 @@ def preview(
     *,
     on_progress: Callable[[Walked], None] = lambda _: None,
 ) -> Preview:
-    """What this operation would do now. Raises `InputError` where it cannot be carried out, and what the broker does.
+    """What this operation would do now. Raises `InputError` if it cannot be carried out, and what the broker's driver raises.
 
-    `on_progress` is told now and then how far it has looked; what it sleeps is the pause of this walk.
+    `on_progress` is called now and then with the counts so far; it may sleep to slow the walk down.
     """
     wanted = options or Options()
     check(runtime, kind, queue, chosen, wanted)
@@ -102,11 +102,11 @@ def preview(
 def walk_of(
     runtime: Runtime, kind: Kind, queue: str, chosen: Filter, options: Options, *, actor: str | None = None
 ) -> Callable[..., Walked]:
-    """What carries this kind of operation out: the function that the command of that name calls, too.
+    """The function that carries this kind of operation out; the command of that name calls it, too.
 
-    It takes `dry_run`, `limit`, `rate`, `on_progress` and `context`, and a redrive a `guard` besides. Raises `InputError` where the
-    operation, which anybody may have stored on the broker, names a queue whose messages are not dead, or a place for an archive
-    that is not the app's.
+    It takes `dry_run`, `limit`, `rate`, `on_progress` and `context`; that of a redrive also takes `guard`. Anybody may have stored
+    the operation on the broker, so this raises `InputError` if it names a queue whose messages are not dead, or a place for an
+    archive outside the app's.
     """
     transport = runtime.transport
     if kind is not Kind.CANCEL and queue in runtime.app.amqp.queues and queue not in dead_letters.known(runtime):

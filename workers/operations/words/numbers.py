@@ -10,15 +10,15 @@ from typing import Any
 from redelivery.errors import InputError
 
 _UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
-#: How deep a value that is shown may be nested, and what stands for what lies below.
+#: How deep a value may be nested to be shown, and the text that replaces deeper values.
 MAX_DEPTH, TOO_DEEP = 64, "(nested too deep to be shown)"
 _LATEST_MS = 253_402_300_799_999
-#: The longest duration that can be written: a hundred years, which no clock of a broker is too small for.
+#: The longest duration that can be written: a hundred years, which every broker's clock can represent.
 MAX_SECONDS = 36_525 * 86_400
 
 
 def moment(ms: float | None) -> str:
-    """A time, milliseconds since the epoch, in UTC to the second; `-` where there is none."""
+    """A time, milliseconds since the epoch, in UTC to the second; `-` if there is none."""
     if ms is None or not 0 <= ms <= _LATEST_MS:
         return "-"
     return f"{datetime.fromtimestamp(ms / 1000, UTC):%Y-%m-%d %H:%M:%S}Z"
@@ -27,7 +27,7 @@ def moment(ms: float | None) -> str:
 def span(seconds: float) -> str:
     """A duration in its two greatest units: `3d 4h`, `2m 5s`, `0.25s`."""
     sign, seconds = ("-" if seconds < 0 else ""), abs(seconds)
-    if seconds < 10:  # noqa: PLR2004 - below, tenths say something
+    if seconds < 10:  # noqa: PLR2004 - below ten seconds, fractions matter
         return f"{sign}{seconds:.2f}".rstrip("0").rstrip(".") + "s"
     left, parts = round(seconds), []
     for unit, size in (("d", 86_400), ("h", 3600), ("m", 60), ("s", 1)):
@@ -38,12 +38,12 @@ def span(seconds: float) -> str:
 
 
 def seconds_text(seconds: float) -> str:
-    """A duration to the millisecond, in seconds: `0.75 s`."""
+    """A duration in seconds, exact to the millisecond: `0.75 s`."""
     return f"{round(seconds, 3):.12g} s"
 
 
 def duration_text(seconds: float) -> str:
-    """The same, from a minute on with its greatest unit too: `600 s (10 min)`."""
+    """A duration in seconds; from a minute on, also in its greatest unit: `600 s (10 min)`."""
     for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
         if seconds >= size:
             return f"{seconds_text(seconds)} ({seconds / size:.3g} {unit})"
@@ -51,7 +51,7 @@ def duration_text(seconds: float) -> str:
 
 
 def age(ms: int | None, now_ms: int) -> str:
-    """How long ago a time was; `-` where there is none."""
+    """How long ago a time was; `-` if there is none."""
     if ms is None:
         return "-"
     seconds = (now_ms - ms) / 1000
@@ -77,7 +77,7 @@ def seconds(text: str) -> float:
 
 
 def plain(value: Any, depth: int = 0) -> Any:
-    """A value that JSON has a word for, and that a reader of JSON can take: no NaN, no infinity, and not nested without end."""
+    """A value that every reader of JSON accepts: without NaN and infinity, and not nested too deep."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if not isinstance(value, (dict, list, tuple)):

@@ -1,4 +1,4 @@
-"""A policy in words: each value with its unit, where it came from, and the delays that follow from it."""
+"""A policy in words: each value with its unit and its source, and the delays that follow from it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from redelivery.middleware.runtime import Runtime
     from redelivery.settings import RedeliveryPolicy, ResolvedPolicy
 
-#: How many of the coming delays are shown.
+#: How many of the next delays are shown.
 DELAYS = 10
 SECONDS = frozenset(
     {"redelivery_delay", "max_redelivery_delay", "max_age", "max_time_to_live", "delivery_delay"},
@@ -24,26 +24,26 @@ SECONDS = frozenset(
 
 
 def sources_of(runtime: Runtime, queue: str, task: str | None) -> ResolvedPolicy:
-    """What holds for a queue and a task of this app, and where each value came from."""
+    """The policy for a queue and a task of this app, and the source of each value."""
     options = options_for(runtime.app, task)
     return runtime.settings.policy_for(queue, task, decorator=None if options is None else options.fields)
 
 
 def options_for(app: Any, task: str | None) -> Options | None:
-    """What the decorator of a task of the app says; None where it has none."""
+    """The options in the decorator of a task of the app; None if it has none."""
     if app is None or task is None or task not in app.tasks:
         return None
     return options_of(app.tasks[task])
 
 
 def delays_of(policy: RedeliveryPolicy) -> list[tuple[int, float, float, bool]]:
-    """The next delays: the attempt that failed, the least and the most to wait, and whether it comes to that."""
+    """The next delays: the attempt that failed, the least and the greatest delay, and whether another attempt follows."""
     limit = policy.max_delivery_attempts
     return [(n, *delay_range(policy, n), limit == UNLIMITED or n < limit) for n in range(1, DELAYS + 1)]
 
 
 def shown(policy: RedeliveryPolicy, key: str, target: str | None) -> str:
-    """A value as a person reads it, with its unit; `target` is the queue that dead letters go to."""
+    """A value as text for people, with its unit; `target` is the queue that dead letters go to."""
     value = plain_value(policy, key)
     special = {
         ("max_delivery_attempts", UNLIMITED): "-1 (no limit)",
@@ -58,7 +58,7 @@ def shown(policy: RedeliveryPolicy, key: str, target: str | None) -> str:
 
 
 def plain_value(policy: RedeliveryPolicy, key: str) -> Any:
-    """A value as JSON has it; the cap is the one in force."""
+    """A value for JSON; `max_redelivery_delay` is the cap that applies."""
     if key == "max_redelivery_delay":
         return policy.cap
     value = getattr(policy, key)

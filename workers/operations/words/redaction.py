@@ -1,8 +1,8 @@
-"""Redaction: a dead letter as it is shown where the settings say `redact`.
+"""Redaction: a dead letter as it is shown with the setting `redact`.
 
-Arguments, what exceptions and handlers said, and tracebacks are hidden; types, fingerprints, reasons, places and times stay. What
-is known to be harmless is named here, and all else in a record is hidden, so that a field of a newer version, or of a stranger's,
-is hidden as well. Nothing that is stored is changed.
+Arguments, the texts of exceptions and handlers, and tracebacks are hidden; types, fingerprints, reasons, places and times stay. The
+fields that are known to be harmless are listed here, and all other fields of a record are hidden. So a field that a newer version
+or a stranger has written is hidden as well. Nothing that is stored is changed.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ DEATH = frozenset(
         *("expires", "time_to_live", "expiration", "published"),
     }
 )
-#: The dotted name of a class, one in a function included.
+#: The dotted name of a class; the class may be local to a function.
 _CLASS = re.compile(r"[\w.<>]{1,256}")
 
 
 def seen(runtime: Runtime, letter: Letter) -> Letter:
-    """The dead letter as this app's operators see it."""
+    """The dead letter as this app's operators may see it: redacted if the settings say so."""
     return redacted(letter) if runtime.settings.redact else letter
 
 
@@ -61,6 +61,6 @@ def _kept(record: Mapping[str, Any], names: frozenset[str]) -> dict[str, Any]:
 
 
 def _named(record: dict[str, Any], field: str) -> dict[str, Any]:
-    """The record with the class alone in this field, of what may be a class and a text behind it."""
+    """The record with this field cut to the name of its class; the field may be a class followed by a text."""
     kind = str(record.get(field) or "").partition(": ")[0]
     return {**record, field: kind if not kind or _CLASS.fullmatch(kind) else HIDDEN}

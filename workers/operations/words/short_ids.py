@@ -1,7 +1,8 @@
-"""Short ids: a task is named by its id or, as a commit is to git, by the beginning of it, as long as no other task's begins so.
+"""Short ids: a task may be named by the beginning of its id, as a commit in git, if no other task's id begins so.
 
-A UUID is whole and is not searched for. What is shorter is looked up where the command looks anyway: in one dead-letter queue (read
-once more, in pages; only what contains the text is decoded), or in the delay store (Redis: a sorted index, a few round trips).
+A UUID is whole and is not searched for. A shorter text is searched where the command looks anyway: in one dead-letter queue (read
+once more, in pages; only letters that contain the text are decoded), or in the delay store (Redis: a sorted index, a few round
+trips).
 """
 
 from __future__ import annotations
@@ -15,18 +16,18 @@ from redelivery.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-#: The shortest beginning of an id that names a task, and how many tasks that it may mean are listed.
+#: The shortest beginning of an id that names a task, and how many tasks an error lists if it may mean several.
 LEAST, MAX_CANDIDATES = 6, 10
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 def is_whole(given: str) -> bool:
-    """Whether this can be no beginning of another id."""
+    """Whether this is taken as a whole id, and not as the beginning of one: a UUID, or a text that is too short."""
     return len(given) < LEAST or _UUID.fullmatch(given) is not None
 
 
 def hint(given: Iterable[str]) -> str:
-    """What to do about ids that name nothing: to give more of those that are too short to be a beginning. Empty if none is."""
+    """For an error about ids that name nothing: advice to give more characters. Empty if none of the ids is too short."""
     return f"; give at least {LEAST} characters of an id" if any(len(each) < LEAST for each in given) else ""
 
 
@@ -36,9 +37,9 @@ def begins(task_id: str, given: str) -> bool:
 
 
 def meant(given: str, task_ids: Iterable[str]) -> str | None:
-    """The id that `given` names among these, None where there is none. Raises `InputError`, which lists them, for several."""
+    """The id that `given` names among these, None if there is none. Raises `InputError`, which lists the ids, if several."""
     found = {each for each in task_ids if begins(each, given)}
-    if given in found or len(found) < 2:  # noqa: PLR2004 - an id that is given whole is meant, whatever else begins so
+    if given in found or len(found) < 2:  # noqa: PLR2004 - an id that is given whole is meant, even if others begin with it
         return given if given in found else next(iter(found), None)
     named = sorted(found)[:MAX_CANDIDATES]
     more = " and others" if len(found) > MAX_CANDIDATES else ""

@@ -1,10 +1,10 @@
-"""Pages of a dead-letter queue of any size for a reader: the newest dead letters first, a bounded piece at a time.
+"""Pages of a dead-letter queue of any size for a reader: the newest dead letters first, a bounded number at a time.
 
-A page is full, or the queue is at its end, or so many letters were looked at, or so much time has passed: then the next page goes
-on from there. A place counts from the oldest letter, so that what dies meanwhile moves no page; what leaves the queue moves it by
-as many.
+A page ends when it is full, at the end of the queue, or after a bounded number of letters or a bounded time; the next page goes on
+from there. A letter's place counts from the oldest letter, so letters that arrive meanwhile move no page. Each letter that leaves
+the queue moves the newer ones by one place.
 
-On RabbitMQ a look takes letters and gives them back, and marks them: `looked` takes a bounded number, and only when it is told to.
+On RabbitMQ a look takes letters, gives them back, and marks them. `looked` takes a bounded number, and only when a person asks.
 """
 
 from __future__ import annotations
@@ -21,18 +21,21 @@ if TYPE_CHECKING:
     from ..filter import Filter
 
 
-#: Letters of one round trip: the first, and the most.
+#: Letters of one round trip: of the first one, and the most.
 FIRST, LIMIT = 64, 1000
-#: Seconds that a page may take once it has a letter, where letters are chosen by words, of which some tens of thousands are looked
-#: at in that time; and until then, or where each must be decoded.
+#: Seconds that a page may take. `QUICK`: once it has a letter, if the filter has words; in that time it looks at some tens of
+#: thousands of letters. `SLOW`: until it has a letter, or if each letter must be decoded.
 QUICK, SLOW = 0.06, 0.5
-#: Letters around a place, among which one is looked for that was seen there.
+#: A letter that was seen at a place is looked for among so many letters on either side.
 AROUND = 50
 
 
 @dataclass(frozen=True, slots=True)
 class Browsed:
-    """One page. `looked_at` letters were read of the `total`; the next page is in front of `next`, None at the queue's end."""
+    """One page, with each letter's place. `looked_at` of the `total` letters were read. The next page ends before the place `next`.
+
+    `next` is None at the end of the queue.
+    """
 
     letters: list[tuple[int, Letter]]
     looked_at: int
@@ -50,7 +53,7 @@ def browsed(
     most: int = 200_000,
     seconds: float | None = None,
 ) -> Browsed:
-    """The newest `limit` letters that pass, in front of the place `before`. Raises what the broker does."""
+    """The newest `limit` letters that pass, before the place `before` (None: the end). Raises what the broker's driver raises."""
     store, may_pass = needed(broker_of(transport).letters), chosen.sieve()
     began = time.monotonic()
     ends = began + (SLOW if seconds is None else seconds)
@@ -76,7 +79,7 @@ def browsed(
 
 
 def at_place(transport: Transitions, name: str, task_id: str, place: int | None) -> list[tuple[int, Letter]]:
-    """The letters of a task near the place at which one was seen; none where they have left."""
+    """The letters of a task near the place at which one was seen, the nearest first; empty if they have left."""
     if place is None:
         return []
     page = needed(broker_of(transport).letters).page(name, place + AROUND, 2 * AROUND)
@@ -85,7 +88,7 @@ def at_place(transport: Transitions, name: str, task_id: str, place: int | None)
 
 
 def looked(transport: Transitions, name: str, most: int) -> Browsed:
-    """The `most` oldest letters of a queue whose broker marks what is looked at; they are given back."""
+    """The `most` oldest letters of a queue; the broker marks them as read, and they are given back."""
     found: list[tuple[int, Letter]] = []
     with needed(broker_of(transport).letters).open(name) as letters:
         for page in letters.pages():

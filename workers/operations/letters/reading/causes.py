@@ -1,6 +1,6 @@
-"""The causes of a dead-letter queue: its letters grouped by the fingerprint of what they died of.
+"""The causes of a dead-letter queue: its letters, grouped by the fingerprint of the failure; without a fingerprint, by the reason.
 
-Memory: one row for each cause, and a number for each minute in which any died; what has no fingerprint is grouped by its reason.
+Memory: one row for each cause, and one number for each of its minutes in which letters died.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 #: Milliseconds.
 MINUTE = 60_000
-#: What stands for the reason of the causes that are not told apart.
+#: Stands for the reason of letters whose causes are not told apart.
 OTHERS = "other causes"
 
 
@@ -29,7 +29,7 @@ OTHERS = "other causes"
 class Cause:
     """One cause: how many letters, since when, and the newest of them as an example (`task_id`, `queue`, `message`).
 
-    `place` is the example's place in its dead-letter queue, where that is known.
+    `place` is the example's place in its dead-letter queue, if known.
     """
 
     fingerprint: str
@@ -46,7 +46,7 @@ class Cause:
     dead_letter_queues: Counter[str] = field(default_factory=Counter)
 
     def add(self, letter: Letter, name: str, place: int | None = None) -> None:
-        """One more letter of it."""
+        """Count one more letter of this cause."""
         self.count += 1
         self.tasks[letter.task] += 1
         self.dead_letter_queues[name] += 1
@@ -59,15 +59,15 @@ class Cause:
             self.queue, self.place = name, place
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it: without the place, which holds only as long as nothing leaves the queue."""
+        """The values for JSON, without the place: it is true only until a letter leaves the queue."""
         facts = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "place"}
         return {name: dict(value) if isinstance(value, Counter) else value for name, value in facts.items()}
 
 
 class Causes:
-    """Letters, grouped as they come; `redact` hides texts. `looked_at` is how many have come.
+    """Letters, grouped as they are added; `redact` hides texts. `looked_at` is how many were added.
 
-    So many causes are told apart at `most`; what is beyond counts as one cause without a name.
+    At most `most` causes are told apart; letters of further causes count as one cause, `OTHERS`.
     """
 
     def __init__(self, *, redact: bool = False, most: float = math.inf) -> None:
@@ -77,7 +77,7 @@ class Causes:
         self.looked_at = 0
 
     def add(self, letter: Letter, name: str, place: int | None = None) -> None:
-        """One more letter, of this queue, and its place there."""
+        """Add one letter of this dead-letter queue, with its place there."""
         self.looked_at += 1
         letter = redacted(letter) if self._redact else letter
         key, reason, exception = _key(letter), letter.reason or "unknown", str(letter.failure.get("type") or "")

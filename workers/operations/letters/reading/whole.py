@@ -1,7 +1,7 @@
 """A whole dead letter as plain values: its history, the failure, the arguments.
 
-Arguments are decoded only where they are JSON; a body that is not decoded is given as its bytes, in base64. Where the settings say
-`redact`, a letter is as `redaction` has it, and its body is left out.
+Arguments are decoded only if they are JSON; any other body is given as its bytes, in base64. With the setting `redact`, the texts
+of a letter are hidden (`redaction`), and so is its body.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def as_json(letter: Letter, *, redact: bool) -> dict[str, Any]:
-    """The whole letter; its body where that is JSON, else its bytes in base64."""
+    """The whole letter; its body decoded if it is JSON, else as bytes in base64."""
     letter = redacted(letter) if redact else letter
     envelope = letter.envelope
     headers = {key: value for key, value in letter.headers.items() if key != HEADER}
@@ -43,7 +43,7 @@ def as_json(letter: Letter, *, redact: bool) -> dict[str, Any]:
 
 
 def as_editable(letter: Letter, *, redact: bool) -> dict[str, Any]:
-    """The same, with its arguments by name, where they can be read: what `dlq redrive --with` takes back."""
+    """The same with `args` and `kwargs`, if they can be read. `dlq redrive --with` reads what this returns."""
     call = None if redact else letter.call()
     return {**as_json(letter, redact=redact), **({} if call is None else {"args": call[0], "kwargs": call[1]})}
 

@@ -1,1 +1,1 @@
-"""The redrive: dead letters go back, changed or unchanged, a few of them first where that is asked for."""
+"""The redrive: dead letters go back, changed or unchanged; if asked, a few of them go first."""

@@ -1,6 +1,6 @@
-"""Changes to a dead letter that goes back, as an operator writes them: a JSON object with `task`, `args` or `kwargs`.
+"""An operator's changes to a dead letter that goes back: a JSON object with `task`, `args` or `kwargs`.
 
-Other fields are ignored. Refuses, with `InputError`, anything else, and an object of another task's dead letter.
+Other fields are ignored. Refuses, with `InputError`, any other text, and the object of another task's dead letter.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _KINDS: dict[str, tuple[type, str]] = {"task": (str, "text"), "args": (list, "a 
 
 
 def edit_of_json(text: str, source: str, task_id: str, queue: str | None = None) -> Edit:
-    """What this text asks for; `source` is what errors call it, and `queue` is where the letter goes instead of its origin."""
+    """The changes in this text. Error texts call it `source`; `queue` is where the letter goes instead of its origin."""
     try:
         given: Any = json.loads(text)
     except (ValueError, RecursionError) as exc:
@@ -36,7 +36,7 @@ def edit_of_json(text: str, source: str, task_id: str, queue: str | None = None)
 
 
 def changed(edit: Edit | None, letter: Letter | None) -> list[str]:
-    """The fields that an edit changes in this dead letter, and those that it names but that cannot be compared."""
+    """The fields that an edit changes in this dead letter; a field that cannot be compared counts as changed."""
     if edit is None:
         return []
     call = None if letter is None else letter.call()

@@ -1,11 +1,11 @@
 """The fates of the dead letters that a redrive sent: which of them have ended since, and which died again.
 
-On Redis the outcome log is read on from where it stood when the redrive began. An export takes events out of the log, and may be
-faster; so the newest letters of the dead-letter queue are looked at besides. On RabbitMQ a queue of its own, behind the log's
-exchange, hears what is recorded, and no letter is looked at.
+On Redis the outcome log is read from the redrive's beginning on. An export takes events out of the log, and may be faster, so the
+newest letters of the dead-letter queue are looked at, too. On RabbitMQ a separate queue, bound to the log's exchange, receives the
+events, and no letter is looked at.
 
-Limits: a success that an export took away unread counts as not seen. What died into another dead-letter queue, or was discarded, is
-known by the log alone. Each life that was opened takes some hundred bytes of memory.
+Limits: a success that was exported before it was read counts as not seen. If a letter dies into another dead-letter queue, or is
+discarded, only the log shows it. Each life that was opened takes some hundred bytes of memory.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ DIED = frozenset({Outcome.DEAD_LETTERED, Outcome.DISCARDED, Outcome.EXPIRED})
 
 @dataclass(slots=True)
 class Fates:
-    """What is known of the lives that were opened: the last event of each in `last`, and, of those that died again, in `died`.
+    """The lives that the redrive opened: `last` has the last event of each, `died` the deaths of those that died again.
 
-    `heard` waits at the most as long as it is told (seconds) for what was recorded since it was last asked.
+    `heard` waits at most so many seconds, and returns the events that were recorded since its last call. `died_before` is how many
+    died again while another process carried the redrive out.
     """
 
     heard: Callable[[float], Iterable[Event]]
@@ -45,7 +46,7 @@ class Fates:
         self.last[_life(event)] = event
 
     def look(self, seconds: float = 0.0) -> None:
-        """Hear what was recorded since the last look. Raises what the broker raises."""
+        """Read the events since the last look; wait for them at most `seconds`. Raises what the broker's driver raises."""
         for event in self.heard(seconds):
             life = _life(event)
             before = self.last.get(life)
@@ -58,7 +59,7 @@ class Fates:
 
     @property
     def deaths(self) -> int:
-        """How many letters died again, those that another process heard of among them."""
+        """How many letters died again, including those of `died_before`."""
         return self.died_before + len(self.died)
 
     @property
@@ -67,7 +68,7 @@ class Fates:
         return [life for life, event in self.last.items() if event.outcome in TERMINAL]
 
     def forget(self, lives: Iterable[Life]) -> None:
-        """Keep the last words about these lives no longer; that they died is kept."""
+        """Remove the last events of these lives; their deaths are kept in `died`."""
         for life in lives:
             del self.last[life]
 
@@ -83,9 +84,9 @@ def _life(event: Event) -> Life:
 
 @contextmanager
 def watched(transport: Transitions, name: str, *, since_ms: int | None = None) -> Iterator[Fates]:
-    """Fates of letters of the dead-letter queue `name`, heard of from now on. Raises what the broker raises.
+    """The fates of letters of the dead-letter queue `name`, from now on. Raises what the broker's driver raises.
 
-    From `since_ms` on (the broker's time) where the log can be read back: so another process goes on with what one has begun.
+    If the log can be read back, from `since_ms` on (the broker's time), so that a process can continue another one's redrive.
     """
     with needed(broker_of(transport).outcomes).hear(name, since_ms=since_ms) as heard:
         yield Fates(heard)

@@ -1,13 +1,13 @@
 """The guard of a redrive: a few dead letters go first, and the redrive stops if they die again.
 
-1. The first `canary` dead letters go back by themselves. No other follows before each of them has ended without dying again.
-   The redrive stops at the first that died again, and if they have not all ended after `canary_wait` seconds.
-2. With `abort_after`, what became of all letters sent so far is looked at before each batch: the redrive stops when so many of
-   them have died again. With `abort_share` it stops when so great a part of those that have ended died again.
+1. The first `canary` dead letters go back alone. No other letter follows before all of them have ended and none has died again.
+   The redrive stops as soon as one of them dies again, or if they have not all ended after `canary_wait` seconds.
+2. With `abort_after`, the redrive looks before each batch at the letters sent so far, and stops when so many of them have died
+   again. With `abort_share` it stops when so great a part of the ended ones has died again.
 
-What was sent stays sent: a stop leaves the others in the dead-letter queue, each of them whole, and says which letters died of
-what. Letters that cannot go back are no part of the canary. Limits: a task that is delivered again and again, with growing delays,
-ends late: `canary_wait` must be longer. Without a rate a redrive may be done before the first letter has died again.
+Letters that were sent stay sent. A stop leaves the others in the dead-letter queue, unchanged, and says which letters died again,
+and why. Letters that cannot go back do not count as canary. Limits: a task that is retried many times, with growing delays, ends
+late: `canary_wait` must be longer. Without a rate, a redrive may have sent all letters before the first has died again.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ if TYPE_CHECKING:
 
     from .fates import Fates
 
-#: Seconds that the canary has, where nothing else is said.
+#: The default of `canary_wait`, in seconds.
 CANARY_WAIT = 60.0
 #: Seconds of one wait for news of the canary.
 BEAT = 0.25
-#: Lives that must have ended before a share of them says anything.
+#: Lives that must have ended before `abort_share` is applied.
 LEAST_ENDED = 20
-#: Letters that a message names, and characters of an id and of what it died of.
+#: Letters that an error text names, and characters of an id and of an exception.
 MAX_NAMED, MAX_ID, MAX_SAID = 5, 80, 120
 
 
 @dataclass(slots=True, kw_only=True)
 class Guard:
-    """Lets letters through, or stops a redrive; for one redrive. `on_wait` is told how far the canary is.
+    """Lets the letters of one redrive go, or stops it. `on_wait` gets a text about how far the canary is.
 
-    `sent` counts the letters that went, and `may_follow` says whether the canary ended well: both have what another process knew
-    already, where this one goes on.
+    `sent` counts the letters that were sent; `may_follow`: the canary has ended well. Both begin with the values of the process
+    that this one continues, if any.
     """
 
     fates: Fates
@@ -56,12 +56,12 @@ class Guard:
 
     @property
     def watches(self) -> bool:
-        """Whether it looks at what becomes of all letters, to the end."""
+        """Whether it watches all letters until they end, and not only the canary."""
         return self.abort_after is not None or self.abort_share is not None
 
     @property
     def canaries(self) -> list[Event]:
-        """The last event of each letter of the canary, in the order in which they went."""
+        """The last event of each letter of the canary, in the order in which they were sent."""
         return list(self.fates.last.values())[: self.canary]
 
     @property
@@ -72,10 +72,10 @@ class Guard:
     def carry(
         self, moves: list[Any], events: Sequence[Event], send: Callable[[list[Any]], Sequence[Answer | Exception]]
     ) -> list[Answer | Exception]:
-        """Send these letters back, as far as they may go; `events` opens the life of each.
+        """Send these letters back, as far as they may go; `events` has the event that opens the life of each.
 
-        Returns an answer for each. If one may not go, its answer and those behind it are the reason (`RedriveError`). An answer may
-        also be the broker's error.
+        Returns an answer for each letter. If a letter may not go, its answer and all later ones are the reason (`RedriveError`).
+        An answer may also be the broker's error.
         """
         answers: list[Answer | Exception] = []
         while (at := len(answers)) < len(moves):
@@ -95,16 +95,16 @@ class Guard:
         return answers
 
     def end(self) -> None:
-        """All letters have gone: hear what became of the canary, where nothing followed it, and who else has died again so far.
+        """All letters were sent: wait for the canary, if nothing followed it, and look once more which letters have died again.
 
-        Raises `RedriveError` where the canary died or has not ended, and what the broker raises.
+        Raises `RedriveError` if the canary died again or has not ended, and what the broker's driver raises.
         """
         if self.canary and not self.may_follow:
             self._await_canary()
         self.fates.look()
 
     def _objection(self) -> Exception | None:
-        """Why no further letter may go, or that the broker does not tell."""
+        """Why no further letter may go, or the broker's error; None if one may."""
         try:
             if self.canary and not self.may_follow and self.sent >= self.canary:
                 self._await_canary()
@@ -115,7 +115,7 @@ class Guard:
         return None
 
     def _await_canary(self) -> None:
-        """Until each letter of the canary has ended. Raises `RedriveError` where one died, or time is up."""
+        """Wait until each letter of the canary has ended. Raises `RedriveError` if one died again, or after `canary_wait`."""
         deadline, sent = time.monotonic() + self.canary_wait, self.sent
         while True:
             self.fates.look(min(BEAT, max(deadline - time.monotonic(), 0.0)))
@@ -135,7 +135,7 @@ class Guard:
                 raise RedriveError(msg)
 
     def _count_the_dead(self) -> None:
-        """Raises `RedriveError` where so many letters of this redrive have died again, or so great a part of those that ended."""
+        """Raise `RedriveError` if `abort_after` or `abort_share` of this redrive is reached."""
         self.fates.look()
         deaths, ended = self.fates.deaths, self.sent - len(self.fates.open)
         is_share = self.abort_share is not None and ended >= LEAST_ENDED and deaths >= self.abort_share * ended
@@ -146,7 +146,7 @@ class Guard:
 
 
 def _named(events: Sequence[Event], said: Callable[[Event], str]) -> str:
-    """The first few by their ids, each with what is said of it."""
+    """The ids of the first few, each with the text that `said` has for it."""
     named = ", ".join(f"{event.task_id[:MAX_ID]} ({said(event)})" for event in events[:MAX_NAMED])
     return named if len(events) <= MAX_NAMED else f"{named} and {len(events) - MAX_NAMED} more"
 

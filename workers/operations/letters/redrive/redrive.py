@@ -1,16 +1,16 @@
-"""The redrive: dead letters go back to their origin queue, and live once more.
+"""The redrive: dead letters go back to their origin queue, and are delivered again.
 
-1. What is in the queue when the redrive begins is read, the oldest letter first; what dies again meanwhile is left alone.
-2. The filter chooses among the letters.
-3. A letter that was chosen becomes its original message again, one generation on, with its history; it is a member of its chord no
-   more, for the chord has counted its failure already.
+1. The letters that are in the queue when the redrive begins are read, the oldest first. Letters that die meanwhile are left alone.
+2. The filter chooses among them.
+3. A chosen letter becomes its original message again, in the next generation, with its history. It is no longer a member of its
+   chord, because the chord has already counted its failure.
 4. One script takes it out of the dead-letter queue, puts it into the origin's list by its priority, and records `redriven`.
-5. A guard may let a few go first, and stop the redrive where its letters die again (`guard.py`).
+5. A guard may let a few letters go first, and stop the redrive if letters die again (`guard.py`).
 
-Refuses a dead letter without an origin, or with an origin that the app does not know, or whose bytes were never a message: it stays
-where it is, and is counted by its reason.
-Limits: a redrive that is interrupted has moved some letters and not the others, each of them whole; the same command continues it.
-Two redrives of one queue at once share its letters.
+A dead letter without an origin, with an origin that the app does not know, or whose bytes were never a message, stays where it is,
+and is counted by its reason.
+Limits: an interrupted redrive has moved some letters, each of them whole, and not the others; the same command continues it. If two
+redrives of one queue run at once, each of them moves some of the letters.
 """
 
 from __future__ import annotations
@@ -42,12 +42,11 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, kw_only=True)
 class Redrive(Walked):
-    """What a redrive did, or (`dry_run`) would do.
+    """What a redrive did, or (`dry_run`) would do. The further fields are as in `Walked`.
 
-    `moved` went back, by the queue that they went to in `by_queue`, with the exchange and key that lead there in `by_target`, and
-    `chords` of them had belonged to a chord; the rest is as a walk's. What a guard saw: in `canary` the last event of each letter
-    that went first, in `died_again` the deaths of what went back, as far as they were heard of, and in `stopped` why it stopped
-    the redrive.
+    `moved` letters went back: `by_queue` counts them by their target queue, `by_target` by the queue with its exchange and key.
+    `chords` of them had belonged to a chord. A guard adds: in `canary` the last event of each letter that went first, in
+    `died_again` the deaths of redriven letters that are known, and in `stopped` why it stopped the redrive.
     """
 
     kind: ClassVar[str] = "redrive"
@@ -61,20 +60,20 @@ class Redrive(Walked):
     stopped: str = ""
 
     def count(self, move: Moved) -> None:
-        """A letter went back."""
+        """Count a letter that went back."""
         self.chords += move.left_chord
         self.by_queue[move.queue] += 1
         self.by_target[move.target] += 1
 
     def saw(self, guard: Guard) -> None:
-        """What became of the letters, as far as their guard has heard."""
+        """Take over what the guard knows of the letters."""
         self.canary = [_fate(event) for event in guard.canaries]
         self.died_again = [_fate(event) for event in guard.died_again]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edit:
-    """What is to be changed in letters that go back; None stays. `queue` is where they go instead of their origin."""
+    """The changes to letters that go back; None changes nothing. `queue` is where they go instead of their origin."""
 
     args: Sequence[Any] | None = None
     kwargs: Mapping[str, Any] | None = None
@@ -98,10 +97,10 @@ def redrive(
 ) -> Redrive:
     """Send letters of one dead-letter queue back: at most `limit` of them, at most `rate` a second, changed as `edit` says.
 
-    `guard` may stop it: then the result says why. A dry run needs none. `actor` is who does it, for the events.
+    `guard` may stop it; then the result says why. A dry run needs none. `actor` is who does it, for the events.
 
-    Raises `InputError` where nothing may be sent to the queue of `edit`, and `BrokerError` where the broker refuses or does not
-    answer: it says how many letters had gone back.
+    Raises `InputError` if nothing may be sent to the queue of `edit`, and `BrokerError` if the broker refuses or does not answer;
+    its text says how many letters had gone back.
     """
     result, homes = Redrive(dead_letter_queue=name, dry_run=dry_run), Homes(transport, name)
     if edit is not None and edit.queue is not None:
@@ -152,7 +151,7 @@ def _fate(event: Event) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """One letter on its way: what the transition takes, where to, as people are told that, and whether it left a chord."""
+    """One letter to send back: what the broker's store takes, the target as it is shown to people, and whether it left a chord."""
 
     letter: Letter
     parts: tuple[bytes, str, bytes, Event]
@@ -163,9 +162,9 @@ class Moved:
 
 
 def returned(letter: Letter, homes: Homes, edit: Edit | None = None, actor: str | None = None) -> Moved:
-    """The letter as it goes back to its origin, where that is a queue of the app.
+    """The letter, prepared to go back to its origin.
 
-    Raises `RedriveError`, whose message is the reason why it cannot.
+    Raises `RedriveError`, whose text is the reason, if it cannot go: its origin is not a queue of the app, for instance.
     """
     if not letter.is_message:
         msg = "its bytes were never a message"
