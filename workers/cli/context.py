@@ -1,6 +1,6 @@
-"""The context of a command: the app that was named, and what follows from it, each only when it is asked for.
+"""The context of a command: the app that was named, its settings and its broker, each made at its first use.
 
-Refuses, with one line that says what to do: a command that needs an app and was given none, an app that cannot be imported, one
+Refuses, with one line that says what to do: a command that needs an app and has none, an app that cannot be imported, an app
 without `Redelivery(app)`, and a broker that does not answer.
 """
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class Context:
-    """What commands find in `ctx.obj`. `name` is the app as it was given; `app` is Celery's, or None where none was given."""
+    """The `ctx.obj` of commands. `name` is the app's name as it was given; `app` is the Celery app, None if no app was given."""
 
     def __init__(
         self,
@@ -51,12 +51,12 @@ class Context:
         self._trial: Runtime | None = None
 
     def choose(self, name: str) -> None:
-        """Another app than the root was given."""
+        """Use this app instead of the one that the root was given."""
         self.name, self._given = name, None
 
     @cached_property
     def app(self) -> Celery | None:
-        """The app, with its tasks imported where the command looks at them. Raises `ConfigurationError`."""
+        """The app, with its tasks imported if the command looks at them. Raises `ConfigurationError`."""
         app = _imported(self.name) if self._given is None and self.name is not None else self._given
         if app is not None and self._with_tasks:
             _import_tasks(app)
@@ -64,7 +64,7 @@ class Context:
 
     @cached_property
     def runtime(self) -> Runtime:
-        """The app's installation. Raises `ConfigurationError` where there is no app, or no installation on it."""
+        """The app's installation. Raises `ConfigurationError` if there is no app, or if the app has no `Redelivery(app)`."""
         if self.app is None:
             msg = "this command works on an app's broker: name the app, as in `redelivery -A shop dlq list`, or set CELERY_APP"
             raise ConfigurationError(msg)
@@ -76,7 +76,7 @@ class Context:
         return found
 
     def task_names(self) -> list[str]:
-        """The app's own tasks. Raises `ConfigurationError` where they cannot be imported."""
+        """The names of the app's own tasks. Raises `ConfigurationError` if they cannot be imported."""
         app = self.runtime.app
         _import_tasks(app)
         return sorted(name for name in app.tasks if not name.startswith("celery."))
@@ -88,7 +88,7 @@ class Context:
 
     @cached_property
     def runtime_or_trial(self) -> Runtime:
-        """The app's installation; where it has none, one of this process alone. Raises `ConfigurationError`."""
+        """The app's installation; if it has none, one is made in this process only. Raises `ConfigurationError`."""
         if self.app is not None and getattr(self.app, "redelivery", None) is None:
             from redelivery.middleware.install import Redelivery  # noqa: PLC0415 - an app nearly always has it
 
@@ -110,7 +110,7 @@ class Context:
 
     @property
     def delayed(self) -> DelayStore:
-        """What waits for its time on the app's broker. Raises as `transport`."""
+        """The delay store on the app's broker. Raises as `transport`."""
         return needed(self._broker.delayed)
 
     @property
@@ -120,21 +120,21 @@ class Context:
 
     @property
     def audit(self) -> AuditStore | None:
-        """The audit on the app's broker, where it has one. Raises as `transport`."""
+        """The audit on the app's broker, None if it keeps none. Raises as `transport`."""
         return self._broker.audit
 
     @cached_property
     def _broker(self) -> Broker:
-        self.transport  # noqa: B018 - whether the broker answers is said first
+        self.transport  # noqa: B018 - raises if the broker does not answer
         return broker_of(self.runtime.transport)
 
     @property
     def can_browse(self) -> bool:
-        """Whether the broker is read by looking; else its messages are taken and given back."""
+        """Whether a look at messages leaves no mark; otherwise messages are taken and given back."""
         return Capability.BROWSE_LETTERS_UNMARKED in self.transport.capabilities
 
     def needs(self, capability: Capability, instead: str) -> None:
-        """Refuse a broker that cannot do this. Raises `InputError`, which says what to do instead."""
+        """Refuse a broker without this capability. Raises `InputError` with the text `instead`, which says what to do."""
         if capability not in self.transport.capabilities:
             raise InputError(instead)
 
@@ -143,7 +143,7 @@ pass_context = click.make_pass_decorator(Context)
 
 
 def exported_option(what: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """`--outcomes URI`, as `uri`: where an export is, of which a command reads the events or records, too."""
+    """`--outcomes URI`, as `uri`: the place of an export whose events or records the command reads, too."""
     said = f"Read exported {what}, too. By default those in outcome_archive or outcome_export."
     return click.option("--outcomes", "uri", type=PLACE, metavar="URI", help=said)
 
@@ -160,7 +160,7 @@ def json_option(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def general(command: click.Command) -> click.Command:
-    """The same command, with the root's options `-A`, `--wide` and `--color` behind its name; of a group, each of its commands."""
+    """The same command; it (of a group, each of its commands) now takes the root's options `-A`, `--wide` and `--color`, too."""
     if isinstance(command, click.Group):
         for each in command.commands.values():
             general(each)
@@ -204,7 +204,7 @@ def _import_tasks(app: Celery) -> None:
 
 
 def _place(exc: BaseException) -> str:
-    """Where in the user's own code it happened."""
+    """The last line of the user's own code in the traceback, as text; empty if there is none."""
     trace, here = exc.__traceback__, ""
     while trace is not None:
         file = trace.tb_frame.f_code.co_filename

@@ -1,6 +1,6 @@
-"""`redelivery delayed`: the messages that wait for their time in the broker, to look at, cancel, promote and reschedule.
+"""`redelivery delayed`: look at the messages in the delay store, cancel, promote and reschedule them.
 
-Refuses a task that does not wait, and a time that cannot be read. What changes something takes `--dry-run`.
+Refuses a task that is not delayed, and a time that cannot be read. Every command that changes something takes `--dry-run`.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def show(context: Context, task_id: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Doing:
-    """What is done, by whom and why, and the words for that."""
+    """What is done, by whom and why; `words` are the verbs of the result, done and as a dry run."""
 
     act: Act
     actor: str
@@ -138,7 +138,7 @@ class _Doing:
 def _change(
     context: Context, task_ids: Sequence[str], change: Callable[[Delayed], Answer], doing: _Doing, *, dry_run: bool
 ) -> None:
-    """Change what waits of these tasks, each by itself, record who did it, and say what came of it."""
+    """Change the delayed messages of these tasks one by one, record who did it, and print the result."""
     found = [each for task_id in task_ids for each in _found(context, task_id)]
     for each in found:
         delayed_changes.changeable(each)
@@ -232,7 +232,7 @@ def cancel(
 
 
 def _is_agreed(context: Context, queue: str, chosen: Filter, limit: int | None) -> bool:
-    """Ask a person at a terminal. Raises click's usage error where there is none."""
+    """Ask a person at a terminal. Raises click's usage error if there is no terminal."""
     if not is_terminal():
         raise click.UsageError(NEEDS_YES)
     expected = cancel_waiting(context.runtime, queue, chosen, dry_run=True, limit=limit)

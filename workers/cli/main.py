@@ -1,7 +1,7 @@
-"""The command `redelivery`, alone (`redelivery -A shop …`) and as one of Celery's (`celery -A shop redelivery …`).
+"""The command `redelivery`, by itself (`redelivery -A shop …`) and as a command of Celery's (`celery -A shop redelivery …`).
 
-Every error that a user can meet is one line on stderr and exit code 2; a traceback is a bug. Interrupted: 130. The module of a
-command is imported when the command is used, so that only the commands that need Spark wait for it.
+Every error that a user can cause is one line on stderr, with exit code 2; a traceback is a bug. An interrupted command ends with
+130. The module of a command is imported when the command is used, so only the commands that need Spark wait for its import.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 ERROR, INTERRUPTED = 2, 130
-#: What some commands need, and the extra that brings it; the rest of the command works without.
+#: Optional packages that some commands need, and the extra that installs each; the other commands work without them.
 EXTRAS = {
     "pyarrow": "export",
     "pyspark": "books",
@@ -38,10 +38,10 @@ EXTRAS = {
     "prometheus_client": "metrics",
 } | dict.fromkeys(("starlette", "uvicorn", "a2wsgi", "anyio"), "web")
 
-#: Commands that look at single tasks, whose modules must have been imported for it.
+#: Commands that look at single tasks: the modules of the app's tasks are imported for them.
 WITH_TASKS = {"adopt", "doctor", "policy", "task", "web"}
 
-#: Command → where it is, and what its group's help says of it.
+#: Command → its module and name there, and its line in the help of `redelivery`.
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "adopt": ("redelivery.workers.cli.app.adopt:adopt", "What will change for each task of this app."),
     "audit": ("redelivery.workers.cli.ops.audit:audit", "What operators did: who, when, what, and with what result."),
@@ -94,7 +94,7 @@ class Root(click.Group):
 
 
 class _Errors:
-    """Turns what a command may raise into its line and its exit code."""
+    """Turns an exception of a command into a line on stderr and an exit code."""
 
     def __init__(self, ctx: click.Context) -> None:
         self._ctx = ctx
@@ -122,13 +122,13 @@ class _Errors:
 
 
 def _write_no_more() -> None:
-    """Nobody reads any more, or nothing can be written: nothing is left to be written at the interpreter's end."""
-    with suppress(ValueError, OSError):  # of a stream that is no file
+    """Discard what stdout still holds: the reader is gone, or it cannot be written, and the interpreter would fail at its end."""
+    with suppress(ValueError, OSError):  # stdout may be a stream that is no file
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def message_of(exc: BaseException) -> str | None:
-    """The line that tells a user of this error; None for a bug."""
+    """The line for the user about this error; None for a bug."""
     if isinstance(exc, RedeliveryError):
         return str(exc)
     if isinstance(exc, click.ClickException):
@@ -157,7 +157,7 @@ def redelivery(ctx: click.Context, name: str | None, as_json: bool) -> None:
     given = None if ctx.parent is None or name is not None else getattr(ctx.parent.obj, "app", None)
     ctx.obj = Context(name, given, as_json=as_json, with_tasks=ctx.invoked_subcommand in WITH_TASKS)
     if as_json:
-        # These two take `--json` by an option of their own, so that they also run without this root.
+        # These two commands have their own option `--json`, so that they also run without this root.
         ctx.default_map = {"policy": {"explain": {"as_json": True}}, "reconcile": {"as_json": True}}
 
 

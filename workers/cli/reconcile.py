@@ -1,8 +1,8 @@
-"""`redelivery reconcile`: read the exported books, judge every life, say whether it balances.
+"""`redelivery reconcile`: read the exported books, judge every life, say whether the books balance.
 
-Needs no app and no broker. It is also what `spark-submit` is given. Exit code 0: the books balance; 1: they do not; 2: an input
-cannot be used; 130: interrupted. How far it is goes to standard error: one line that is written anew on a terminal, a line for each
-stage elsewhere, nothing with `--quiet`.
+Needs no app and no broker. `spark-submit` also runs this file. Exit code 0: the books balance; 1: they do not; 2: an input cannot
+be used; 130: interrupted. The progress goes to standard error: on a terminal one line that changes, elsewhere a line for each
+stage, with `--quiet` nothing.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ if TYPE_CHECKING:
 
 _DAY_MS = 86_400_000
 
-#: `spark-submit` gives it to what it starts.
+#: `spark-submit` sets this variable for the program that it starts.
 _SUBMITTED = "PYSPARK_GATEWAY_PORT"
-#: How much more work an event is whose life goes the whole way.
+#: With `--all`, an event is so many times the work, because no life is left out early.
 _ALL = 4
-#: Books are small that have less than this (bytes) to read: some 25,000 events.
+#: Books with less than this to read (bytes) are small: some 25,000 events.
 _SMALL = 2 * 2**20
-#: How many lives are shown where the books do not balance.
+#: How many lives are shown if the books do not balance.
 _WORST = 10
 #: Seconds between two looks at the clock, on a terminal.
 _TICK = 0.2
 
 
 class Moment(click.ParamType[int]):
-    """A time: ISO 8601 (UTC where it names no zone), or milliseconds since the epoch."""
+    """A time: ISO 8601 (UTC if it names no zone), or milliseconds since the epoch."""
 
     name = "time"
 
@@ -73,10 +73,10 @@ def _milliseconds(moment: datetime) -> int:
 
 
 class _ByItself(click.Command):
-    """Is also started without `redelivery`: a wrong option is one line all the same, which names a help that can be asked for."""
+    """A command that also runs without `redelivery`: a wrong option is still an error of one line, which names the right help."""
 
     def main(self, *args: Any, **given: Any) -> Any:
-        """Run it. What `spark-submit` runs is a file, and no program."""
+        """Run the command. Under `spark-submit` the program's name is that of this file."""
         if _SUBMITTED in os.environ:
             given.setdefault("prog_name", f"spark-submit {Path(sys.argv[0]).name}")
         return super().main(*args, **given)
@@ -86,7 +86,7 @@ class _ByItself(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.UsageError as exc:
-            if ctx.parent is not None:  # `redelivery` tells of it
+            if ctx.parent is not None:  # `redelivery` prints the error
                 raise
             _refuse(usage_message(exc))
 
@@ -134,7 +134,7 @@ def reconcile(*, grace: float, keep: float, as_json: bool, quiet: bool, **given:
 
 
 def _reconciled(progress: Progress, size: Size | None, **books: Any) -> Summary:
-    """The summary of these books; ends the process where there is none."""
+    """The summary of these books. If there is none, prints why and ends the process."""
     try:
         with progress, _terminable():
             _check_places({"outcome events": books["outcomes"], "inventory": books["inventory"]})
@@ -153,7 +153,7 @@ def _reconciled(progress: Progress, size: Size | None, **books: Any) -> Summary:
 
 
 def _run(books: Books, progress: Progress, size: Size | None) -> Summary:
-    """Start Spark, reconcile, stop Spark. Raises `InputError` for whatever Spark could not do."""
+    """Start Spark, reconcile, stop Spark. Raises `InputError` for every error of Spark's."""
     from ..reconciliation.job import reconcile as run  # noqa: PLC0415 - as above
     from ..reconciliation.spark.session import (  # noqa: PLC0415 - pyspark is an optional dependency
         FAULTS,
@@ -174,7 +174,7 @@ def _run(books: Books, progress: Progress, size: Size | None) -> Summary:
 
 
 class Progress:
-    """What it does now, and for how many seconds it has run."""
+    """Shows the present step, and for how many seconds the command has run."""
 
     def __init__(self, *, is_quiet: bool = False) -> None:
         self._is_quiet, self._is_terminal = is_quiet, sys.stderr.isatty()
@@ -194,7 +194,7 @@ class Progress:
             click.echo("\r\x1b[K", nl=False, err=True)
 
     def say(self, text: str) -> None:
-        """It does this now."""
+        """Show this as the present step."""
         self._text = harmless(text)
         if not self._is_quiet and not self._is_terminal:
             click.echo(self._line(), err=True)
@@ -218,7 +218,7 @@ class Size(NamedTuple):
 
 
 def _local_size(*uris: str) -> Size | None:
-    """How much there is to read; None where an input is not on this machine's file system."""
+    """How much there is to read; None if an input is not on this machine's file system."""
     paths = [_local(uri) for uri in uris]
     found: list[int] = []
     for path in paths:
@@ -230,13 +230,13 @@ def _local_size(*uris: str) -> Size | None:
 
 
 def _local(uri: str) -> Path | None:
-    """The path of a URI; None where it is not on this machine's file system."""
+    """The path of a URI; None if it is not on this machine's file system."""
     is_elsewhere = re.match(r"[a-z0-9]+:", uri) and not uri.startswith("file:///")
     return None if is_elsewhere else Path(uri.removeprefix("file://"))
 
 
 def _check_places(places: dict[str, str]) -> None:
-    """Raises `InputError`, before Spark is started, where nothing is there; what a cluster's paths mean Hadoop alone knows."""
+    """Raise `InputError`, before Spark starts, if a local path does not exist. On a cluster only Hadoop knows what a path means."""
     if {_SUBMITTED, "HADOOP_CONF_DIR"} & set(os.environ):
         return
     for what, uri in places.items():
@@ -254,14 +254,14 @@ def _beginning(outcomes: str, size: Size | None) -> str:
 
 
 def _show_worst(output: str) -> None:
-    """The worst lives, where the report lies, and how to see the rest."""
+    """Print the worst lives, the path of the report, and how to see the rest."""
     from ..reconciliation.outputs.pages import page_of  # noqa: PLC0415 - pyarrow is an optional dependency
     from ..reconciliation.rules import DISCREPANCIES  # noqa: PLC0415 - as above
 
     shown = harmless(output.rstrip("/"))
     try:
         page = page_of(output, verdicts=DISCREPANCIES, limit=_WORST)
-    except (ImportError, InputError):  # where Spark can write and pyarrow cannot read
+    except (ImportError, InputError):  # pyarrow cannot read the place to which Spark has written
         click.echo(f"\nEach life that is wrong is listed in {shown}/verdicts.")
     else:
         heading = f"The worst {len(page.lives)} of {page.total:,}:" if page.next else "What is wrong:"
@@ -276,7 +276,7 @@ def _refuse(text: str) -> NoReturn:
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """Treat a request to end as an interruption, so that nothing is left half-written."""
+    """Treat SIGTERM as an interruption, so that no half-written output is left."""
     before = signal.signal(signal.SIGTERM, _interrupt)
     try:
         yield
@@ -285,7 +285,7 @@ def _terminable() -> Iterator[None]:
 
 
 def _is_of_an_interruption(exc: BaseException | None) -> bool:
-    """Whether it follows from an interruption: one that comes while Java is told something breaks the connection to it."""
+    """Whether an interruption caused this error: during a call to Java it breaks the connection, and another error follows."""
     while exc is not None and not isinstance(exc, KeyboardInterrupt):
         exc = exc.__cause__ or exc.__context__
     return exc is not None

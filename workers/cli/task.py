@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 HINT = "check the id; if its events were exported, say where with --outcomes, or set outcome_archive"
 
-#: What of a policy tells how a task will go on.
+#: The fields of a policy that are shown.
 POLICY = ("max_delivery_attempts", "redelivery_delay", "redelivery_delay_multiplier", "max_redelivery_delay", "max_age")
 
 

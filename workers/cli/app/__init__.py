@@ -1,1 +1,1 @@
-"""Commands about an app as a whole: its policies, what adoption changes, what will hurt, and how it leaves."""
+"""Commands about an app as a whole: `policy`, `adopt`, `doctor` and `leave`."""

@@ -1,7 +1,7 @@
-"""`redelivery adopt`: what will change for each task, before anything does.
+"""`redelivery adopt`: what will change for each task, before anything changes.
 
-It works on an app as it is, with or without `Redelivery(app)`, and asks no broker. Exit code 0, also where there is something to
-look at: nothing is wrong yet.
+It works on an app with or without `Redelivery(app)`, and asks no broker. The exit code is 0 even if there is something to look at,
+because nothing is wrong yet.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ COLUMNS = (
     Column("dead letters", 1, keeps_end=True),
     Column("which", 4, 16),
 )
-#: Tasks that a line on a terminal names; elsewhere it names all.
+#: Tasks that a line on a terminal names; a line elsewhere names all.
 MAX_NAMED = 3
 UNEDITED = "The app has no Redelivery(app) yet: this is what those two lines would change."
 
@@ -81,7 +81,7 @@ def _lines(found: Adoption, *, is_installed: bool) -> Iterator[str]:
 
 
 def _grouped(pairs: Iterable[tuple[Key, str]]) -> dict[Key, list[str]]:
-    """The tasks that the same is said of."""
+    """The tasks of each key, in their order."""
     groups: dict[Key, list[str]] = {}
     for key, task in pairs:
         groups.setdefault(key, []).append(task)

@@ -1,4 +1,4 @@
-"""`redelivery doctor`: what will hurt, with why, and the exact fix."""
+"""`redelivery doctor`: what will hurt, why, and the exact fix."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from ...operations.doctor.examination import Diagnosis
 
-#: How wide the words before each line are.
+#: The width of the first column: the severity, `why` or `fix`.
 MARK = 9
 
 
@@ -52,7 +52,7 @@ def doctor(ctx: click.Context, context: Context, ignored: tuple[str, ...], timeo
     if timeout <= 0:
         msg = "--timeout: give more than 0 seconds"
         raise InputError(msg)
-    context.transport  # noqa: B018 - a broker that is not there is said in one line
+    context.transport  # noqa: B018 - if the broker does not answer, this raises an error of one line
     diagnosis = examine(context.runtime, context.name or context.runtime.app.main or "APP", timeout)
     found = [each for each in diagnosis.findings if each.name not in ignored]
     if context.as_json:

@@ -1,4 +1,4 @@
-"""`redelivery leave`: hand everything that waits back to plain Celery, and say what is left."""
+"""`redelivery leave`: hand all delayed messages back to plain Celery, and say what is left."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def leave(context: Context, *, dry_run: bool, yes: bool, actor: str, why: str) -
         "on RabbitMQ nothing need be handed back: delayed messages go to their queues by themselves, and plain workers take them; "
         "`redelivery dlq` and `redelivery outcomes export` deal with what else is left"
     )
-    context.needs(Capability.LEASES, instead)  # what is wrong with the broker is said before anybody is asked
+    context.needs(Capability.LEASES, instead)  # errors of the broker are reported before the question is asked
     if not (dry_run or yes or is_terminal()):
         raise click.UsageError(NEEDS_YES)
     if not (dry_run or yes) and not click.confirm("Give all delayed messages back to plain Celery?", err=True):

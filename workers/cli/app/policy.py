@@ -1,4 +1,4 @@
-"""`redelivery policy`: what holds for a queue and a task, and why."""
+"""`redelivery policy`: the policy of a queue and a task, and the source of each value."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def explain(obj: Any, queue: str, task: str | None, *, as_json: bool) -> None:
 
 
 def _notice_names(app: Any, queue: str, task: str | None) -> None:
-    """Say on stderr what may be misspelt: a policy is explained of any name, also of one that is yet to come."""
+    """Say on stderr which names may be misspelt. They are no errors: a queue or task may have a policy before it exists."""
     asked = (("queue", queue, set(app.amqp.queues)), ("task", task, set(app.tasks)))
     for kind, name, known in asked:
         if name is not None and name not in known and (near := suggestion(name, known)):

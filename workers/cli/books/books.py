@@ -1,4 +1,4 @@
-"""`redelivery books`: what a run of the books found, life by life. Needs neither Spark nor an app."""
+"""`redelivery books`: what a run of `reconcile` found, life by life. Needs neither Spark nor an app."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..context import Context, json_option, pass_context
 from ..terminal.output import OneOf, print_json
 from ..terminal.screen import screen_width
 
-#: The highest number of a life that may be asked for.
+#: The greatest values of `--limit` and `--after`.
 MAX_LIVES = 10**12
 
 

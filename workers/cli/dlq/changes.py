@@ -1,7 +1,7 @@
-"""`redelivery dlq purge|move`, and what every command has that does something with dead letters.
+"""`redelivery dlq purge|move`, and the common parts of all commands that change dead letters.
 
-Every one of them takes the same filters, `--dry-run`, `--limit` and `--yes`. Refuses a name that is no dead-letter queue, and
-whatever does not say which letters. A terminal is asked first.
+All of them take the same filters, `--dry-run`, `--limit` and `--yes`. They refuse a name that is no dead-letter queue, and a call
+that does not choose letters. On a terminal they ask first.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from ...operations.letters.walk import Walked
 
-#: Targets of a redrive that are named.
+#: The most targets of a redrive that a line names.
 MAX_TARGETS = 20
 
 
@@ -50,7 +50,7 @@ changing = together(
 
 
 def is_agreed(options: dict[str, Any], expect: Callable[[], Walked], question: str, *, is_asked: bool) -> bool:
-    """Ask a person at a terminal, unless the letters are named by --id; a script knows what it does."""
+    """Ask a person at a terminal, unless the letters are named with `--id`. Without a terminal, nobody is asked."""
     if not is_asked or options["task_ids"] or not is_terminal():
         return True
     expected = expect()
@@ -64,7 +64,7 @@ def is_agreed(options: dict[str, Any], expect: Callable[[], Walked], question: s
 
 
 def targets_of(done: Redrive) -> str:
-    """Where the letters of a redrive go, with their numbers, the most first."""
+    """The queues to which a redrive sends letters, with the numbers of letters, the greatest first."""
     named = [f"{safe(target)} {count}" for target, count in done.by_target.most_common(MAX_TARGETS)]
     others = len(done.by_target) - MAX_TARGETS
     return ", ".join([*named, f"and {others} more"] if others > 0 else named)
@@ -200,7 +200,7 @@ def move_(
 
 
 def tell_walk(done: Walked, verb: str, *notes: str, cannot: str = "") -> None:
-    """Say what went, what is to be noted of it, and what stayed."""
+    """Print how many letters went, the notes, and which letters stayed."""
     name = safe(done.dead_letter_queue)
     if not done.matched:
         say(f"No dead letter of {name} was chosen; {counted(done.looked_at, 'was', 'were')} looked at.")
@@ -211,7 +211,7 @@ def tell_walk(done: Walked, verb: str, *notes: str, cannot: str = "") -> None:
 
 
 def tell_left(done: Walked, cannot: str = "") -> None:
-    """Say what stayed, and why, and what had gone by itself."""
+    """Print how many letters stayed, and why, and how many had left the queue otherwise."""
     for why, count in done.left.most_common():
         say(f"{counted(count, 'dead letter', 'dead letters')} {cannot}{'stays' if count == 1 else 'stay'}: {safe(why)}.")
     if done.gone:

@@ -1,6 +1,6 @@
-"""The options that choose among dead letters, for every command that takes some of them.
+"""The options that choose among dead letters, for all commands that work on chosen letters.
 
-Refuses no choice at all, and `--all` beside a filter.
+Refuses a call without a choice, and `--all` together with a filter.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ choosing = together(
 
 
 def require_choice(options: dict[str, Any], *, dry_run: bool = False) -> None:
-    """Raises click's usage error where the letters are not chosen, or twice; a dry run without a choice is of all."""
+    """Raise click's usage error if no letters are chosen, or if `--all` and filters are given; a dry run may leave both out."""
     filters = has_choice(options)
     if dry_run and not filters:
         options["everything"] = True
@@ -61,7 +61,7 @@ def has_choice(options: dict[str, Any]) -> bool:
 
 
 def require_found(context: Context, name: str, options: dict[str, Any]) -> None:
-    """Raise `InputError`, since no dead letter was chosen, where ids were given, or a task that the app does not have."""
+    """Called if no dead letter was chosen: raise `InputError` if ids were given, or a task that the app does not have."""
     if options["task_ids"]:
         of_them = f"{', '.join(options['task_ids'])}{hint(options['task_ids'])}"
         msg = f"{name!r} holds no dead letter of task {of_them}: `redelivery task show` says where a task is"
@@ -70,7 +70,7 @@ def require_found(context: Context, name: str, options: dict[str, Any]) -> None:
 
 
 def require_tasks(context: Context, said: str, tasks: Sequence[str]) -> None:
-    """Raise `InputError`, since nothing was chosen (`said`), where one of the tasks is neither a pattern nor one of the app's."""
+    """Called if nothing was chosen: raise `InputError`, beginning with `said`, if a task is no pattern and not one of the app's."""
     for task in tasks:
         if not set("*?[") & set(task) and task not in (names := context.task_names()):
             msg = f"{said} of task {task!r}, and the app has no such task{suggestion(task, names)}"

@@ -1,7 +1,7 @@
-"""`redelivery dlq`: the dead letters, to look at, to send back, to move and to remove.
+"""`redelivery dlq`: look at dead letters, send them back, move and remove them.
 
-A payload is shown escaped, only where it is JSON, and not at all where the settings say `redact`; files that are exported are
-complete. Refused: a name that is no dead-letter queue, and whatever changes letters and does not say which.
+Payloads are shown escaped, and decoded only if they are JSON; with the setting `redact` they are not shown. Exported files are
+complete. Refused: a name that is no dead-letter queue, and a command that changes letters without choosing them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""`redelivery dlq import`: letters that RabbitMQ itself made come into the books, and to the dead letters of their queue.
+"""`redelivery dlq import`: dead letters that RabbitMQ itself made go into the books, and to the dead-letter queue of their origin.
 
-Refused: Redis, where nothing dies past us, and a queue that the app runs.
+Refused: Redis, which makes no dead letters by itself, and a queue that the app consumes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def import_(context: Context, /, name: str, *, dry_run: bool, limit: int | None,
     other commands know it. Messages without x-death stay.
     """
     context.needs(Capability.REDELIVERY_COUNTS, NOT_HERE)
-    from ...operations.letters.import_ import import_letters, require_source  # noqa: PLC0415 - only where the broker is RabbitMQ
+    from ...operations.letters.import_ import import_letters, require_source  # noqa: PLC0415 - only for RabbitMQ
 
     require_source(context.runtime, name)
     options = {} if limit is None else {"limit": limit}

@@ -1,7 +1,7 @@
-"""Dead letters as text and as JSON: their history, the failure, the arguments.
+"""Dead letters as text: tables, and one letter in full with its history, the failure and the arguments.
 
-Arguments are decoded only where they are JSON. A body that is not decoded is shown as its bytes: escaped in text, in base64 in
-JSON. Where the settings say `redact`, a letter is shown as `redaction` has it, and its body not at all.
+Arguments are decoded only if they are JSON. A body that is not decoded is shown as its bytes, escaped. With the setting `redact`,
+the texts of a letter are hidden (`redaction`), and its body is not shown.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from ...letters import Letter
 
-#: The field of the header that says when it died.
+#: The name in `unreadable` of the time at which a letter died.
 DIED = "deaths.last"
 LETTERS = (
     Column("task id", is_id=True),
@@ -43,12 +43,12 @@ DEATHS = (
     Column("reason", 3, 9, is_coloured=True),
     "times",
 )
-#: The most of one value that is shown as text; JSON shows all.
+#: The most characters of one value that are shown as text; JSON shows all.
 MAX_SHOWN = 4096
 
 
 def as_table(letters: Sequence[Letter], now_ms: int) -> str:
-    """One line for each letter; they are as the reader is to see them."""
+    """One line for each letter; the caller has redacted the letters, if they must be."""
     rows = []
     for letter in letters:
         row = letter.to_row()
@@ -59,7 +59,7 @@ def as_table(letters: Sequence[Letter], now_ms: int) -> str:
 
 
 def exception_of(kind: str, message: str) -> str:
-    """An exception on one line: the last word of its class, and what it said."""
+    """An exception on one line: the last word of its class, and its message."""
     return f"{kind.rpartition('.')[2]}: {message}" if message else kind
 
 
@@ -134,7 +134,7 @@ def arguments(letter: Letter, *, redact: bool) -> str:
 
 
 def _escaped(data: bytes) -> str:
-    """Bytes as Python writes them: text that no terminal obeys."""
+    """Bytes as Python writes them, so that a terminal executes no control character in them."""
     shown = repr(data[:MAX_SHOWN])[2:-1]
     return shown if len(data) <= MAX_SHOWN else f"{shown}… ({len(data)} bytes; all with --json)"
 

@@ -1,7 +1,7 @@
-"""`redelivery dlq redrive`: dead letters go back, all that were chosen, or as many as a canary lets through.
+"""`redelivery dlq redrive`: chosen dead letters go back; a guard may stop this if letters die again.
 
-A redrive that its guard stopped is an error: exit code 2, after the counts. How a letter is changed is said in a file: what `dlq
-export NAME --id ID` prints is one.
+A redrive that its guard stopped is an error: exit code 2, after the counts. With `--with`, a letter gets new values from a file;
+`dlq export NAME --id ID` prints such a file.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 def edit_of(file: IO[str] | None, task_ids: Sequence[str], queue: str | None) -> Edit | None:
-    """What the file and `--to` ask for; None where neither is given."""
+    """The changes of the file and of `--to`; None if neither is given."""
     if file is None:
         return None if queue is None else Edit(queue=queue)
     if len(task_ids) != 1:
@@ -56,7 +56,7 @@ def edit_of(file: IO[str] | None, task_ids: Sequence[str], queue: str | None) ->
     return edit_of_json(text, file.name, task_ids[0], queue)
 
 
-#: The options of a redrive that stops when its dead letters die again.
+#: The options of a redrive that stops if its dead letters die again.
 _guarding = together(
     click.option(
         "--canary",
@@ -176,7 +176,7 @@ def redrive_(
 
 
 def _edited(transport: Transitions, name: str, edit: Edit | None, task_ids: Collection[str]) -> dict[str, Any]:
-    """What the audit says of a dead letter that is changed: its changed fields. Nothing where the broker keeps no audit."""
+    """The changed fields of a dead letter that an operator edits, for the audit. Empty if the broker keeps no audit."""
     if edit is None or edit == Edit(queue=edit.queue) or broker_of(transport).audit is None:
         return {}
     found = needed(broker_of(transport).letters).found(name, task_ids)
@@ -185,7 +185,7 @@ def _edited(transport: Transitions, name: str, edit: Edit | None, task_ids: Coll
 
 
 def _require_sense(wanted: Options, *, is_edited: bool, detach: bool) -> None:
-    """Raise click's usage error where two options contradict each other, or one lacks another."""
+    """Raise click's usage error if two options contradict each other, or if an option needs another one."""
     if (wanted.abort_after is not None or wanted.abort_share is not None) and wanted.rate is None:
         option = "--abort-share" if wanted.abort_after is None else "--abort-after"
         msg = f"{option} needs a --rate, such as 50/s: without one, all dead letters are sent before the first can die again"
@@ -199,7 +199,7 @@ def _require_sense(wanted: Options, *, is_edited: bool, detach: bool) -> None:
 
 
 def _require_queues(context: Context, name: str, wanted: Options) -> None:
-    """Raise `InputError` where there is no such dead-letter queue, or nothing may be sent to the queue of `--to`."""
+    """Raise `InputError` if there is no such dead-letter queue, or if dead letters cannot be sent to the queue of `--to`."""
     dead_letters.required(context.runtime, name)
     if wanted.to is None:
         return

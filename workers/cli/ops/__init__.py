@@ -1,1 +1,1 @@
-"""Operations on the command line: `redelivery ops` and `audit`, and the options that say who does something and why."""
+"""Operations on the command line: `redelivery ops` and `audit`, and the options `--as`, `--why` and `--detach`."""

@@ -1,4 +1,4 @@
-"""Who does it, and why, and whether a person can be asked: for every command that changes something."""
+"""For every command that changes something: who does it and why, and whether a person can be asked."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..terminal.options import together
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-#: What cannot be undone is not done for a script that may have been meant for a terminal.
+#: The error of a command that cannot be undone, without `--yes` and without a terminal to ask on.
 NEEDS_YES = "this cannot be undone, and there is no terminal to ask on: say --yes, or try --dry-run first"
 
 
@@ -22,7 +22,7 @@ def is_terminal() -> bool:
     return sys.stdin is not None and sys.stdin.isatty()
 
 
-#: The options `--as` and `--why`; without `--as` it is the user of the operating system.
+#: The options `--as` and `--why`; the default of `--as` is the user of the operating system.
 acting = together(
     click.option("--as", "actor", metavar="NAME", default=os_user, help="Who does it, for the audit. By default your user name."),
     click.option("--why", default="", metavar="TEXT", help="Why, for the audit."),

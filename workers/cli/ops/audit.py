@@ -1,7 +1,7 @@
 """`redelivery audit`: what operators did: who, when, what, on which messages, why, and with what result.
 
-It lists the records of operations and commands, or the events that have an actor. What the broker has let go of is read where it
-was exported.
+It lists the records of operations and commands, or the events that have an actor. Those that the broker no longer has are read from
+an export.
 """
 
 from __future__ import annotations

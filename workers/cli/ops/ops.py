@@ -1,6 +1,6 @@
-"""`redelivery ops`: the operations that the broker keeps and a worker carries out: how far they are, and pausing and ending them.
+"""`redelivery ops`: see, pause, resume and abort the operations that the broker keeps and a worker carries out.
 
-They are begun by `--detach` (`dlq redrive`, `dlq move`, `dlq purge`, `delayed cancel`), or by the page.
+They are begun with `--detach` (`dlq redrive`, `dlq move`, `dlq purge`, `delayed cancel`), or on the page.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def _moved(found: Operation) -> str:
 
 
 def tell_begun(context: Context, begun: Operation) -> None:
-    """Say that an operation was handed over."""
+    """Print that an operation was begun, and how to follow it."""
     if context.as_json:
         print_json(begun.to_dict())
         return

@@ -1,4 +1,4 @@
-"""`redelivery dispatcher`: the dispatcher as a process of its own, for fleets that keep it out of their workers."""
+"""`redelivery dispatcher`: the dispatcher as a separate process, for fleets whose workers do not run it."""
 
 from __future__ import annotations
 

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-#: The signals that end such a command.
+#: The signals that end a command which runs until it is stopped.
 ENDING = {signal.SIGINT, signal.SIGTERM}
 
 
 def served(start: Callable[[], object], stop: Callable[[], object]) -> int:
-    """Start, wait for a signal, stop; the exit code."""
+    """Start, wait for a signal, stop. Returns the exit code."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    # The signals are waited for, not handled: blocked here, before a thread begins, they are blocked in it too.
+    # `sigwait` needs blocked signals. They are blocked before threads begin, because a thread inherits this.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
     try:
         start()

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 HOST, PORT = "127.0.0.1", 5151
-#: The least characters of a token that somebody chose.
+#: The least number of characters of a token in `--token-file`.
 LEAST_TOKEN = 16
 
 
@@ -68,7 +68,7 @@ def web(
     It listens on the loopback, and prints an address with a token to log in with. It reads only, until --allow says what it may do.
     Behind a proxy that logs people in, name its header and its address. SIGTERM and SIGINT end it.
     """
-    from ...web.access import ProxyLogin, TokenLogin, User  # noqa: PLC0415 - what it needs is optional
+    from ...web.access import ProxyLogin, TokenLogin, User  # noqa: PLC0415 - its dependencies are optional
     from ...web.page import Page  # noqa: PLC0415 - as above
     from ...web.server import serve  # noqa: PLC0415 - as above
 
@@ -111,7 +111,7 @@ def _token(file: Path | None) -> str:
 
 
 def _names(host: str) -> set[str]:
-    """The names that a page on this address is asked by; its addresses need no name."""
+    """The host names that requests to this address may carry; IP addresses need not be listed."""
     return {"localhost", host} if is_loopback(host) else {"localhost", host, socket.gethostname(), socket.getfqdn()}
 
 

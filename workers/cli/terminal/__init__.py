@@ -1,1 +1,1 @@
-"""The terminal: tables, JSON, colours, widths and progress. Every other command uses it."""
+"""The terminal: tables, JSON, colours, widths and progress, for all commands."""

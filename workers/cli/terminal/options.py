@@ -1,4 +1,4 @@
-"""Options: types of their values, and several options as one decorator."""
+"""Types of options, and several options as one decorator."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 Value = TypeVar("Value")
-#: Seconds after which nobody counts any more: some three hundred years.
+#: The greatest number that an option takes: as seconds, some three hundred years.
 FOREVER = 1e10
 
 
@@ -56,7 +56,7 @@ def _number(least: float) -> Callable[[str], float]:
     return read
 
 
-#: A folder or file: a path, or a URI. Empty where a shell variable was not set.
+#: A folder or file: a path, or a URI. An empty text is refused: a shell variable was not set.
 PLACE = Read("text", _place)
 #: `90s`, `15m`, `2h`, `3d`.
 SECONDS = Read("duration", seconds)

@@ -1,7 +1,7 @@
-"""Output: how what was read is shown, to a person as tables and to a program as JSON.
+"""Output: tables for a person, JSON for a program.
 
-Strangers may have written any value, and no text moves the cursor: every control character, and every invisible or
-direction-changing one, is shown as an escape. JSON is ASCII. Times are UTC.
+Strangers may have written any value, so every control character, and every invisible or direction-changing character, is shown as
+an escape: no text can move the cursor. JSON is ASCII. Times are UTC.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from .screen import USUAL, coloured, cut, screen_width, width_of
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-#: How much of a task id a table shows, and what such an id looks like; the space between two columns.
+#: How many characters of a UUID a table shows at the least; the space between two columns; the indentation.
 SHORT_ID, GAP, INDENT = 8, "  ", "  "
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 def short(value: object, width: int) -> str:
-    """The same, at most `width` characters wide."""
+    """The value as safe text of at most `width` characters."""
     text = safe(value if not isinstance(value, str) else value[: width * 4])
     return text if len(text) <= width else text[: width - 1] + "…"
 
 
 def lines(text: str) -> str:
-    """Text of many lines, each harmless, indented."""
+    """Text of many lines, each made safe and indented."""
     return "\n".join(INDENT + safe(line) for line in text.splitlines())
 
 
@@ -46,7 +46,7 @@ def sentence(text: str) -> str:
 
 
 class OneOf(click.Choice[str]):
-    """One of these names; where it is none of them, the answer names the nearest one, or all."""
+    """One of these names; the error for another text names the nearest one, or all."""
 
     def __init__(self, what: str, names: Sequence[str]) -> None:
         super().__init__(names)
@@ -65,10 +65,10 @@ class OneOf(click.Choice[str]):
 class Column:
     """A column of a table.
 
-    `gives` is its turn when there is no room: the greatest is cut first, down to `least` columns; 0 is never cut. `leaves` is its
-    turn to be left out where that is not enough; 0 always stays. `keeps_end` cuts off the beginning, as of a dotted name. `is_id`
-    shows UUIDs by their first characters, as many as tell those of the table apart. `is_coloured` gives words the colour of their
-    meaning. `usual` is how wide a column is at the least where rows are followed.
+    If there is no room, the column with the greatest `gives` is cut first, down to `least` characters; 0 is never cut. If that is
+    not enough, the column with the greatest `leaves` is left out first; 0 always stays. `keeps_end` cuts off the beginning, as of a
+    dotted name. `is_id` shows only the first characters of UUIDs, as many as are needed to tell them apart. `is_coloured` gives
+    words the colour of their meaning. `usual` is the least width of the column in a table that is followed by later rows.
     """
 
     heading: str
@@ -89,10 +89,10 @@ def table(
     has_headings: bool = True,
     is_followed: bool = False,
 ) -> str:
-    """A line for each row, below the headings; rows that follow later (`is_followed`) stand below these.
+    """A line for each row, below the headings. `is_followed`: later calls print more rows below these.
 
-    On a terminal the columns are aligned, numbers to the right, and cut to its width; with `--wide` they are aligned and whole.
-    Elsewhere they are whole and separated by tabs.
+    On a terminal the columns are aligned, numbers to the right, and cut to its width; with `--wide` they are aligned and not cut.
+    Elsewhere they are not cut, and separated by tabs.
     """
     chosen = [Column(each) if isinstance(each, str) else each for each in columns]
     cells = [[safe(cell) for cell in row] for row in rows]
@@ -131,7 +131,7 @@ def _shorten_ids(cells: list[list[str]], columns: Sequence[Column]) -> None:
 
 
 def _fitted(natural: Sequence[int], columns: Sequence[Column], limit: int) -> list[int]:
-    """The widths that fit in so many columns, two between each; 0 where a column is left out."""
+    """The widths that fit into `limit` characters, with a gap between two columns; 0 for a column that is left out."""
     giving = sorted((at for at, each in enumerate(columns) if each.gives), key=lambda at: -columns[at].gives)
     leaving = sorted((at for at, each in enumerate(columns) if each.leaves), key=lambda at: -columns[at].leaves)
     widths: list[int] = []
@@ -160,7 +160,7 @@ def _line(row: Sequence[str], layout: Sequence[tuple[int, Column, int, bool]], *
 
 
 def facts(values: Mapping[str, object], indent: str = "") -> str:
-    """Name and value, a line each; what is empty is left out. A terminal has them aligned; elsewhere a tab is between them."""
+    """A line for each name and value; empty values are left out. Aligned on a terminal; elsewhere separated by a tab."""
     shown = [(name, safe(value)) for name, value in values.items() if value not in (None, "")]
     if not sys.stdout.isatty():
         return "\n".join(f"{indent}{name}\t{value}" for name, value in shown)
@@ -169,12 +169,12 @@ def facts(values: Mapping[str, object], indent: str = "") -> str:
 
 
 def say(text: str, *, err: bool = False, hang: int = 0) -> None:
-    """Print a sentence, on stderr where it is no part of the answer."""
+    """Print a sentence; with `err`, on stderr, because it is no part of the result."""
     click.echo(wrapped(text, hang) if not err or sys.stderr.isatty() else text, err=err)
 
 
 def wrapped(text: str, hang: int = 0) -> str:
-    """A sentence: on a terminal its lines end between two words, and the later ones begin `hang` columns in."""
+    """A sentence: on a terminal it is wrapped between words, and later lines are indented by `hang`."""
     limit = screen_width()
     if limit is None or width_of(text) <= limit:
         return text
@@ -185,14 +185,14 @@ def wrapped(text: str, hang: int = 0) -> str:
 
 
 def tell_error(text: str) -> None:
-    """Write what went wrong to stderr; on a terminal its lines end between two words, and it begins in red."""
+    """Write an error to stderr; on a terminal it is wrapped between words, and `error:` is red."""
     line = f"redelivery: error: {harmless(text)}"
     shown = wrapped(line, 2) if sys.stderr.isatty() else line
     click.echo(shown.replace("error:", coloured("error:"), 1), err=True)
 
 
 def usage_message(exc: click.ClickException) -> str:
-    """What click found wrong with a command line, and whose help says what is right."""
+    """The text of click's error about a command line, with the command whose help says what is right."""
     said = exc.format_message().rstrip(".")
     context = exc.ctx if isinstance(exc, click.UsageError) else None
     where = "" if context is None else f" (see {context.command_path} --help)"
@@ -200,5 +200,5 @@ def usage_message(exc: click.ClickException) -> str:
 
 
 def print_json(value: object, *, is_line: bool = False) -> None:
-    """One JSON value, alone on stdout; `is_line` keeps it on one line."""
+    """Print a JSON value on stdout; with `is_line`, on one line."""
     click.echo(json.dumps(plain(value), indent=None if is_line else 2, default=str).replace("\x7f", "\\u007f"))

@@ -1,7 +1,7 @@
-"""The screen: how many columns a person sees, and which colour a word has.
+"""The screen: how many columns it has, and which colour a word has.
 
-Colours are taken out again by click where stdout is no terminal. rich is not used: its tables shrink every column alike and do not
-drop one, and it would bring four packages into each worker's image for the hundred lines here and in `output`.
+click removes colours if stdout is no terminal. rich is not used: its tables shrink all columns alike and leave none out, and it
+would add four packages to each worker's image, to save the hundred lines here and in `output`.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import click
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-#: Where click's context says that nothing is cut.
+#: The key in the `meta` of click's context that says that nothing is cut.
 _WIDE = "redelivery.wide"
-#: Columns where a terminal does not say how wide it is.
+#: The columns of a terminal that does not say how wide it is.
 USUAL = 80
 
 _GOOD, _BAD, _ODD, _QUIET, _LOUD = {"fg": "green"}, {"fg": "red"}, {"fg": "yellow"}, {"dim": True}, {"fg": "red", "bold": True}
-#: What is coloured: outcomes, reasons, verdicts and the first words of lines.
+#: The words with a colour: outcomes, reasons, verdicts and the first words of lines.
 MEANINGS: Mapping[str, Mapping[str, object]] = {
     **dict.fromkeys(("succeeded", "balanced", "redriven"), _GOOD),
     **dict.fromkeys(("dead_lettered", "exhausted", "max_age", "worker_lost", "time_limit", "undecodable", "unknown_task"), _BAD),
@@ -57,7 +57,7 @@ def _choose_width(ctx: click.Context, _: click.Parameter, value: bool) -> None:
 
 
 def _choose_colour(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
-    """Say whether click keeps colours; where it is not told, it keeps them on a terminal."""
+    """Set whether click keeps colours; if it is not set, click keeps them on a terminal."""
     if value is not None:
         ctx.color = {"always": True, "never": False}.get(value)
     if os.environ.get("NO_COLOR") and ctx.color is None:
@@ -65,7 +65,7 @@ def _choose_colour(ctx: click.Context, _: click.Parameter, value: str | None) ->
 
 
 def screen_width() -> int | None:
-    """The columns of the terminal that stdout is; None where it is none, or `--wide` was given: then nothing is cut."""
+    """The columns of the terminal; None, so that nothing is cut, if stdout is no terminal or `--wide` was given."""
     context = click.get_current_context(silent=True)
     if not sys.stdout.isatty() or (context is not None and context.meta.get(_WIDE)):
         return None
@@ -79,7 +79,7 @@ def screen_width() -> int | None:
 
 
 def coloured(text: str, meaning: str | None = None) -> str:
-    """The text in the colour of its meaning, by default of its first word; as it is where that has none."""
+    """The text in the colour of `meaning`, by default of its first word; unchanged if that word has no colour."""
     words = text.split() if meaning is None else [meaning]
     style = MEANINGS.get(words[0]) if words else None
     return text if style is None else click.style(text, **style)  # type: ignore[arg-type]
