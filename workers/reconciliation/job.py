@@ -1,4 +1,4 @@
-"""The reconciliation: do the books balance, and if not, which task does not, and why.
+"""The reconciliation: do the books balance, and if not, which tasks are wrong, and why.
 
 1. Outcome events and the inventory are read (`reading.py`); with a state, only files that no earlier run has read (`state.py`).
 2. Plain lives are sorted out and counted (`plain.py`), which is cheap, and leaves few others; with `--all` this step is skipped.
@@ -8,9 +8,8 @@
 5. Verdicts with their evidence (`evidence.py`), metrics, possible repeats and the summary are written, all of them or none
    (`writing.py`); and after them the state.
 
-Ages are counted up to `as_of_ms`. If it is not given, it is the latest time in the inputs (that of the inventory included), so that
-the same inputs give the same books whenever they are read. Refused, with `InputError`: inputs that are missing, empty, broken or of
-another shape.
+Ages are counted up to `as_of_ms`. By default it is the latest time in the inputs, the inventory included, so that the same inputs
+give the same books whenever they are read. Refused, with `InputError`: inputs that are missing, empty, broken or of another shape.
 """
 
 from __future__ import annotations
@@ -156,7 +155,7 @@ class _Run:
         with replacing(self.files, self.output) as folder:
             say(f"writing {books.output}")
             works = self._writing(judged, folder, summary)
-            if state is not None:  # it takes longest
+            if state is not None:  # the state takes longest to write
                 works.insert(0, partial(self._write_state, state, judged))
             summary = replace(summary, figures=reduce(or_, self.ways.done(works)))
             trend = merged(self._trend(), line_of(summary))
@@ -193,7 +192,7 @@ class _Run:
             say(f"{found.late:,} tasks have events that came late: theirs are read again")
         lives = self._named(found.alone).unionByName(found.touched)
         any_redriven = found.any_redriven or facts["redriven"] > 0
-        # With a redrive each life is also compared with the others of its task: then the table is used twice.
+        # If there is a redrive, each life is also compared with the others of its task, so the table is used twice.
         lives = self.ways.keep(lives) if any_redriven else lives
         return marked(self._judge(lives, any_redriven=any_redriven), found.known), found.before
 

@@ -1,8 +1,8 @@
 """The inputs of the books: the schemas of the outcome events and of the inventory.
 
-Neither is inferred from a file: a day without a single due time must not change a column's type, and any other file must be
-refused, not read as an empty one. `REQUIRED` names the columns without which a row is useless; every other column may be missing,
-and is then null or its default.
+No schema is inferred from a file: a day without a single due time must not change a column's type, and a file of another kind must
+be refused, not read as an empty one. `EVENTS_REQUIRED` and `INVENTORY_REQUIRED` name the columns without which a row is useless;
+every other column may be missing, and is then null or its default.
 
 Celery is not imported, so that the job also runs under `spark-submit` on machines without it.
 """

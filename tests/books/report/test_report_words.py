@@ -158,7 +158,7 @@ def test_the_page_says_by_how_much_the_books_do_not_balance() -> None:
 def test_the_page_of_balanced_books_says_so_and_names_what_is_open() -> None:
     """Nothing is red if nothing is wrong."""
     whole = page(wrong(balanced=9, in_flight=1), [])
-    assert "Each of 10 lives was opened once and ended once, but for 1 that is still in flight." in text_of(whole)
+    assert "Each of 10 lives was opened once and ended once, except 1 that is still in flight." in text_of(whole)
     assert 'id="faults"' not in whole
 
 
@@ -173,7 +173,7 @@ def test_a_gap_is_told_of_where_nothing_else_is_wrong() -> None:
 def test_what_earlier_runs_had_said_is_named() -> None:
     """Corrections, and discrepancies that remain."""
     told = text_of(page(replace(wrong(balanced=9), corrections=1, standing={"lost": 2}), []))
-    assert "1 life of closed books is judged anew" in told
+    assert "1 life of closed books has another verdict now (corrections)." in told
     assert "2 discrepancies reported before still stand" in told
 
 

@@ -5,7 +5,7 @@ was killed, an event of an earlier version), the attempt is counted, and its tim
 
 Run times are counted in classes (`metrics.py`), so that there are few cells. All events are counted at once, without a shuffle by
 event: an event that was exported twice counts twice. But its task is never plain (`plain.py`). So the events of tasks that are not
-plain are subtracted again, and counted once each. An event that is exported once more for a later run counts in both runs.
+plain are subtracted again, and each is then counted once. An event that is exported again for a later run counts in both runs.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ class Deadline(NamedTuple):
 
     @classmethod
     def of(cls, told: Mapping[str, Any]) -> Self:
-        """As an inventory's export noted it. Raises `KeyError`, `TypeError` or `ValueError` if it is none."""
+        """A deadline from the notes of an inventory's export. Raises `KeyError`, `TypeError` or `ValueError` if it is none."""
         column = "queue" if "queue" in told else "task"
         seconds = told["seconds"]
         return cls(column, str(told[column]), None if seconds is None else round(float(seconds) * 1000))
@@ -58,7 +58,7 @@ class Deadline(NamedTuple):
 def in_time_of(cells: DataFrame, judged: DataFrame, deadlines: Sequence[Deadline], as_of_ms: int) -> DataFrame:
     """The lives with a deadline of each queue and task, and how many of them `missed` it.
 
-    `cells` are those of `metrics.py`, of all lives; `judged` has at least all lives without a success.
+    `cells` are the cells of all lives (`metrics.py`); `judged` has at least all lives without a success.
     """
     deadline = _deadline_ms(deadlines)
     done = cells.where("time_class IS NOT NULL").selectExpr("queue", "task", "succeeded AS lives", "time_class", deadline)
@@ -72,6 +72,6 @@ def in_time_of(cells: DataFrame, judged: DataFrame, deadlines: Sequence[Deadline
 
 
 def _deadline_ms(deadlines: Iterable[Deadline]) -> str:
-    """The deadline of a row (`ms`), in SQL: the first that applies counts."""
+    """The deadline of a row (`ms`), in SQL: the first deadline that applies to the row."""
     cases = " ".join(f"WHEN {each.speaks} THEN {'NULL' if each.ms is None else f'{each.ms}L'}" for each in deadlines)
     return f"CAST(CASE {cases} END AS BIGINT) AS ms"

@@ -1,4 +1,4 @@
-"""The figures of one run: the tables `metrics` and `causes`, and the few numbers of them that the report shows.
+"""The figures of one run: the tables `metrics` and `causes`, and the few of their numbers that the report shows.
 
 One query over the dead lives gives the causes of death, with an example of each, and how many died when. The lives are not
 collected: the driver gets at most `LIMIT` rows of each part, whatever the number of lives, queues and tasks.
@@ -45,7 +45,7 @@ TOTALS: Final = {
 def deaths_of(judged: DataFrame) -> DataFrame:
     """Dead letters by cause and hour of death (`hour`: hours since the epoch).
 
-    The example is the first that is still in a dead-letter queue, because an operator can look at it; else the first of all.
+    The example is the first letter that is still in a dead-letter queue, because an operator can look at it; else the first of all.
     """
     facts = {
         "day": "to_date(timestamp_millis(first_ms))",
@@ -142,8 +142,8 @@ def figures_of(
 ) -> list[Callable[[], Figures]]:
     """The works that write the tables `metrics`, `in_time` and `causes` to the folder, and return the figures of each.
 
-    `plain` are the cells of lives that are not among the judged; `in_time` makes its table of cells and judged lives, None if no
-    policy has a deadline.
+    `plain` has the cells of the plain lives, which are not in `judged`. `in_time` makes the table `in_time` from cells and judged
+    lives; None if no policy has a deadline.
     """
 
     def of_cells() -> Figures:

@@ -7,10 +7,10 @@
 
 A life without any event has no day: it is in the verdicts only. Times to success are counted in classes, 0.5 % wide, so that a
 percentile is right to within 0.25 %, and times of any length up to a century fill fewer than 6,000 of them. Counts of classes add
-up, and percentiles of parts do not: one fold of the lives serves a row of the metrics, a queue and the whole. Delays are compared
-over whole lives: asked is the sum of a life's redelivery delays, waited is the time from its first redelivery to its end. So waited
-includes the run times of the later attempts. An attempt is wasted if it brought no success: it was redelivered, it ended in a
-death, or it succeeded after another one had succeeded. Run times of attempts are counted in `attempts.py`.
+up, and percentiles of parts do not, so one fold of the lives is enough for a row of the metrics, a queue and the whole. Delays are
+compared over whole lives: *asked* is the sum of a life's redelivery delays, *waited* is the time from its first redelivery to its
+end. So *waited* includes the run times of the later attempts. An attempt is wasted if it brought no success: it was redelivered, it
+ended in a death, or it succeeded after another one had succeeded. Run times of attempts are counted in `attempts.py`.
 """
 
 from __future__ import annotations

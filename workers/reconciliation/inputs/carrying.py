@@ -1,15 +1,15 @@
 """Carrying over: lives that earlier runs left open, and lives with events that came after their run.
 
-Most lives begin and end within one run, and are not looked at here. Nor are those of which an earlier run knew only the
-publication, and which then went as they should (`plain.py`). The others:
+Most lives begin and end within one run, and are not looked at here. Lives of which an earlier run knew only the publication, and
+which then went as they should (`plain.py`), are not looked at either. The others are:
 
 - a task that was carried over: the known part of its lives is joined with the new part;
 - a task with an event from before the last run's end (it came late, or a second time), or one whose opening is in no event of this
   run: all its events are read again from the files of earlier runs, and counted once each, by their ids.
 
 A life is settled when no more events are expected: it balances, and no dead-letter queue should hold it; or its discrepancy was
-reported. A settled life with another verdict now is a *correction*. A settled life with the same verdict is *standing*: it was
-reported once, and is not reported again.
+reported. If a settled life now has another verdict, this is a *correction*. A settled life with the same verdict is *standing*: it
+was reported once, and is not reported again.
 
 Limit: if the files of earlier events are gone, late events cannot be compared with them: they are added to the known counts.
 """
@@ -45,7 +45,7 @@ _SAID: Final = ("said", "settled")
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """`alone` are the lives that no earlier run knew, `touched` the others; `known` has the earlier verdicts of those, by key.
+    """`alone` are the lives that no earlier run knew, `touched` the others; `known` has the earlier verdicts of the others, by key.
 
     `before` has the lives as earlier runs counted them; `late` is how many tasks were read again; `any_redriven` is false if no
     life of the earlier runs was opened by a redrive.
@@ -78,7 +78,7 @@ def carried(fresh: DataFrame, held: DataFrame, inputs: Inputs, ways: Ways, *, ar
     if count:
         ways.look_back()
         old, complete_ms = inputs.earlier()
-        # A task that was open before the oldest file: its events cannot be counted again.
+        # The events of a task that was open before the oldest file cannot be counted again.
         beyond = held.where(f"first_ms < {complete_ms}").select("task_id").distinct()
         late = sent(keep(late.join(beyond, "task_id", "left_anti")))
         old = old.join(late, "task_id", "left_semi")
@@ -86,7 +86,7 @@ def carried(fresh: DataFrame, held: DataFrame, inputs: Inputs, ways: Ways, *, ar
         refolded = with_queues_named(fold(again, inventory.join(late, "task_id", "left_semi")))
         before = with_queues_named(fold(old, inventory.limit(0)))
         said = held.join(late, "task_id", "left_semi").select(*KEY, *_SAID)
-        # A life of a task that was not carried over had balanced.
+        # If a task was not carried over, its lives had balanced.
         settled = ("coalesce(said, 'balanced') AS said", "coalesce(settled, true) AS settled")
         known = before.select(*KEY).join(said, list(KEY), "full").selectExpr(*KEY, *settled)
     rest = held if not count else held.join(late, "task_id", "left_anti")
@@ -119,7 +119,7 @@ def may_be_late(watermark_ms: int | None) -> str:
 
 
 def _is_earlier(watermark_ms: int | None) -> str:
-    """Whether its first event is from a time that earlier runs have read; in SQL."""
+    """Whether a life's first event is from a time that earlier runs have read; in SQL."""
     return f"events > 0 AND first_ms <= {-1 if watermark_ms is None else watermark_ms}"
 
 
@@ -127,7 +127,7 @@ _IS_UNOPENED: Final = f"events > 0 AND {Outcome.PUBLISHED} + {Outcome.REDRIVEN} 
 
 
 def marked(judged: DataFrame, known: DataFrame | None) -> DataFrame:
-    """The same with `was` (the earlier verdict of a settled life, if another one), `is_standing` and `is_correction`."""
+    """The same with `was` (a settled life's earlier verdict, if it was another one), `is_standing` and `is_correction`."""
     if known is None:
         return judged.selectExpr("*", "CAST(NULL AS STRING) AS was", "false AS is_standing", "false AS is_correction")
     was_settled = "coalesce(settled, false)"
@@ -144,7 +144,7 @@ def to_hold(
 ) -> DataFrame:
     """The lives that the next run must know: all lives of every task with a life that is not settled.
 
-    A reported life is kept for `keep_ms` after its last event, and as long as the broker has it. `sent` is that of `Ways`.
+    A reported life is kept for `keep_ms` after its last event, and as long as the broker has it. `sent` is `Ways.sent`.
     """
     is_kept = f"(verdict = 'balanced' AND last_word = '{Outcome.DEAD_LETTERED}' AND NOT was_redriven)"
     settled = f"(NOT {one_of('verdict', _OPEN)} AND NOT coalesce({is_kept}, false))"

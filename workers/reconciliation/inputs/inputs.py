@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """The tables of one run. `base` is the run that it follows, None without a state; `told` says what is read and left aside.
+    """The tables of one run. `base` is the run before it, None without a state. `told` is a text: what is read and what is not.
 
-    If plain tasks were sorted out, `events` are those of the other tasks, and `all_told` those of all tasks.
+    If plain tasks were sorted out, `events` are the events of the other tasks, and `all_told` the events of all tasks.
     """
 
     spark: SparkSession
@@ -59,14 +59,14 @@ class Inputs:
         return 0 if self.base is None else self.base.lives
 
     def known(self, state: State | None) -> DataFrame:
-        """The tasks that the broker holds, and those that earlier runs left, once or more often, as `sort_out` takes them."""
+        """The tasks that the broker holds, and those that earlier runs left open, for `sort_out`; a task may have several rows."""
         held = self.inventory.selectExpr(*NOTHING_TOLD)
         if state is None or self.base is None:
             return held
         return held.unionByName(announced(state.lives(self.base, ANNOUNCED)))
 
     def earlier(self) -> tuple[DataFrame, int]:
-        """The events of earlier runs that still have files, and since when (ms) none of them is missing."""
+        """The events of earlier runs whose files still exist, and the time (ms) from which on no file is missing."""
         paths, missing = self._paths("")
         latest = max((date_of(key) or "9999-12-30" for key in missing), default="")
         base_ms = 0 if self.base is None else self.base.forgotten_ms
@@ -76,7 +76,7 @@ class Inputs:
         return read_events(self.spark, paths), base_ms
 
     def all_events(self, of: DataFrame) -> DataFrame:
-        """The events of this run, and those of earlier runs from the day on when the oldest of these lives began."""
+        """The events of this run, and those of earlier runs from the day on which the oldest of these lives began."""
         if self.base is None or not self.base.read:
             return self.events
         first_ms = row_of(of, {"first_ms": "min(first_ms)"})["first_ms"]
@@ -101,7 +101,7 @@ class Inputs:
         )
 
     def _paths(self, since: str) -> tuple[list[str], list[str]]:
-        """The files of earlier runs that are still there, and the keys of those that are not."""
+        """The files of earlier runs that still exist, and the keys of those that do not."""
         paths, missing = [], []
         for key, uri in ({} if self.base is None else self.base.read).items():
             if (date_of(key) or "9") < since:
@@ -130,7 +130,7 @@ def gather(  # noqa: PLR0917 - all inputs of a run
         msg = f"{outcomes} holds {len(found)} files with outcome events, and no commit names one: export them first"
         raise InputError(msg)
     paths = paths_of(listed.files.values())
-    # Two exports at once may have written one list of gaps over the other's: each commit has its own too.
+    # If two exports ran at once, one may have overwritten the other's list of gaps. Each commit also has its own gaps.
     gaps += not_noted(gaps, listed.gaps)
     known = [] if base is None else base.gaps
     read: list[Callable[[], DataFrame]] = [

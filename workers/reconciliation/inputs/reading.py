@@ -49,7 +49,7 @@ _DATE: Final = re.compile(r"/date=(\d{4}-\d{2}-\d{2})(?=/)")
 class Listing:
     """The files to read by key, the commits that name them, and how many files were left aside because no commit names them.
 
-    `rows` are the numbers of events in the files, if their commits have them; `gaps` those of the commits, each with the name of
+    `rows` has the number of events of each file, if its commit says it. `gaps` are the gaps in the commits, each with the name of
     its log.
     """
 
@@ -61,7 +61,7 @@ class Listing:
 
     @property
     def events(self) -> int | None:
-        """How many events there are to read, repeats included; None if a file's commit does not say it."""
+        """How many events there are to read, repeated ones included; None if the commit of a file does not say it."""
         return sum(self.rows[key] for key in self.files) if self.files.keys() <= self.rows.keys() else None
 
 
@@ -125,7 +125,7 @@ def check_size(file: File, size: int) -> None:
 
 
 def _commits(files: Files, folder: str, known: AbstractSet[str], since: str) -> Iterable[tuple[str, dict[str, Any]]]:
-    """Commits by name."""
+    """The commits, each with its name."""
     for date in files.names(folder):
         if date < since:
             continue
@@ -191,7 +191,7 @@ def find(files: Files, uri: str, what: str) -> list[File]:
 
 
 def paths_of(found: Iterable[File]) -> list[str]:
-    """Their paths. Raises `InputError` if one is an empty Parquet file, which Spark would skip in silence."""
+    """The paths of these files. Raises `InputError` if one is an empty Parquet file, which Spark would skip without an error."""
     paths = []
     for file in found:
         if file.size == 0 and file.name.endswith(".parquet"):
@@ -202,7 +202,7 @@ def paths_of(found: Iterable[File]) -> list[str]:
 
 
 def read_events(spark: SparkSession, paths: Sequence[str], uri: str = "") -> DataFrame:
-    """The outcome events in these files; with `uri` these are all files there, and Spark lists them itself."""
+    """The outcome events in these files. `uri` is given if they are all the files there; then Spark lists them itself."""
     return _read(spark, paths, uri, EVENTS, EVENTS_REQUIRED, "outcome events").drop(*ASIDE)
 
 

@@ -133,7 +133,7 @@ class State:
             return int(self._object(CURRENT, text)["version"])
         try:
             return int(json.loads(self._files.read(f"{self.uri}/{_NEXT}") or "")["version"])
-        except ValueError:  # there is none, or a first run died while it wrote it
+        except ValueError:  # there is no such file, or the first run died while it wrote it
             return 0
 
     def _read(self, version: int) -> Run:

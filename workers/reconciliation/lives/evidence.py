@@ -72,7 +72,7 @@ _ADVICE: Final = {
 def advised(lives: DataFrame, heard: DataFrame) -> DataFrame:
     """The same with `advice`, and with the likely meaning in `cause`, if there is a discrepancy.
 
-    `heard` has rows of a `worker` and the time of an event of it (`last_ms`).
+    Each row of `heard` has a `worker` and the time of one of its events (`last_ms`).
     """
     silent = grouped(heard.where("worker != ''"), ("worker",), {"silent_ms": "max(last_ms)"})
     advice = " ".join(f"WHEN '{name}' THEN {quoted(advice)}" for name, advice in _ADVICE.items())

@@ -6,7 +6,7 @@ were exported twice (the same event id and task id), the fold, and the compariso
 
 A life has the columns that the verdicts, metrics and summary need: how often each outcome occurred (columns with the outcomes'
 names), positions (`steps.py`), for instance of its first end and of its last step that is no end, times, and where the broker held
-it. Rows without a queue belong to the only queue that their generation has.
+it. A row without a queue belongs to the queue of its generation, if the generation has only one.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _of_events(events: DataFrame) -> DataFrame:
 
 
 def _is_restored(step: str) -> str:
-    """Whether it was delivered again without a redelivery of ours: its worker died, or the broker or another client restored it."""
+    """Whether a message was delivered again, but not by a policy: its worker died, or the broker or another client restored it."""
     lost = f"{step} = {_AGAIN} AND {or_default('reason')} = '{Reason.WORKER_LOST}'"
     restored = f"{step} = {STEPS.index(Outcome.RECEIVED)} AND {or_default('reason')} = '{RESTORED}'"
     return f"(({lost}) OR ({restored}))"
@@ -113,7 +113,7 @@ _AGGREGATES: Final = {
     "place": "max(place)",
     "message": "max(message)",
 }
-#: How parts add up where that is not by their sum; of a death there is one, so that any part's is the whole's.
+#: How the parts of a life are combined if not by a sum. A life has one death, so any part that has it has the right value.
 _OF_PARTS: Final = {"min": "min", "max": "max", "max_by": "max"}
 _OF_THE_LAST = frozenset({"reason", "worker", "exception"})
 

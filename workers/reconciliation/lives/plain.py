@@ -87,8 +87,8 @@ def still_open(lives: DataFrame, closed: DataFrame) -> DataFrame:
 #: The bits of `WHOSE` that distinguish tasks whose ids have the same hash; the other bits are the name's.
 OF_THE_ID: Final = (1 << 16) - 1
 
-#: A hash of the task's id; a hash of queue and task, without the bits that `WHOSE` adds; and that one with bits of another hash of
-#: the id. It is another hash function, because else ids with the same `ID` would have the same bits here too.
+#: `ID`: a hash of the task's id. `NAME`: a hash of queue and task, without the bits that `WHOSE` adds. `WHOSE`: `NAME` with bits of
+#: a second hash of the id. The second hash function is another one, so that ids with the same `ID` may have different bits here.
 ID: Final = "xxhash64(task_id)"
 NAME: Final = f"(xxhash64({or_default('queue')}, {or_default('task')}) & {~OF_THE_ID}L)"
 WHOSE: Final = f"({NAME} | (CAST(hash(task_id) AS BIGINT) & {OF_THE_ID}L))"
@@ -96,9 +96,8 @@ WHOSE: Final = f"({NAME} | (CAST(hash(task_id) AS BIGINT) & {OF_THE_ID}L))"
 
 _DAY_MS: Final = 86_400_000
 
-#: Bits for the facts of a task: its publication; for each of these outcomes, one bit for each delivery in which it happened, so
-#: that a later delivery is a greater number; that there is any event; that an earlier run left it announced; and any fact that no
-#: plain task has.
+#: Bits for the facts of a task: its publication; for each of these outcomes, one bit for each delivery in which it happened (a
+#: later delivery has a higher bit); there is an event; an earlier run left the task announced; and any fact that no plain task has.
 _PUBLISHED, _EVENT, _ANNOUNCED, _OTHER = 1, 1 << 60, 1 << 61, 1 << 62
 _DELIVERIES: Final = 14
 _FIRST_BIT: Final = {
@@ -114,11 +113,11 @@ _MAX_KNOWN: Final = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class SortedOut:
-    """`events` are those of the tasks that are not plain, `cells` and `totals` count the plain lives.
+    """`events` are the events of tasks that are not plain; `cells` and `totals` count the plain lives.
 
     `closed` has the hash (`id`) of each plain task that an earlier run left open: that run counted its publication, so `totals` do
-    not. `heard` says when (`last_ms`) each `worker` had its last event; it reads all events again. `earliest_ms` and `latest_ms`
-    are the first and the last time of any event.
+    not. `heard` has the time (`last_ms`) of the last event of each `worker`; it reads all events again. `earliest_ms` and
+    `latest_ms` are the first and the last time of any event.
     """
 
     events: DataFrame
@@ -155,7 +154,7 @@ def sort_out(events: DataFrame, others: DataFrame, keep: Callable[[DataFrame], D
 
 
 def _found(events: DataFrame, sorted_out: DataFrame, *, is_few: bool) -> DataFrame:
-    """The events that must be read again: those of all tasks that are not plain, and of one plain task for each hash of names."""
+    """The events that must be read again: of all tasks that are not plain, and of one plain task for each hash of names."""
     rows = sorted_out.selectExpr("is_plain", "CASE WHEN NOT is_plain THEN id END AS asked", "name", "example")
     wanted = grouped(rows, ("is_plain", "asked", "name"), {"wanted": "min(example)"})
     told = wanted.selectExpr("wanted", "NOT is_plain AS is_asked")
@@ -202,7 +201,7 @@ def _rows(events: DataFrame, bit: str) -> DataFrame:
 
 
 def _told_rows(others: DataFrame) -> DataFrame:
-    """The same for `others`: a publication that an earlier run counted, or the fact that a task is not plain."""
+    """The facts of `others`: a publication that an earlier run counted, or that a task is not plain."""
     facts = {
         "id": ID,
         "bit": f"CASE WHEN told_ms IS NULL THEN {_OTHER}L ELSE {_PUBLISHED | _ANNOUNCED}L END",
@@ -236,7 +235,7 @@ def _bit(after_ms: int | None) -> str:
 
 
 def _sorted(tasks: DataFrame) -> DataFrame:
-    """Plain tasks, grouped by the columns of the cells and by their bits; other and formerly open tasks are single, with `id`."""
+    """Plain tasks, grouped by the columns of the cells and by their bits; each other or formerly open task has a row with `id`."""
     told = tasks.selectExpr("*", f"coalesce({_is_plain()}, false) AS is_plain")
     common = {
         "is_plain": "is_plain",
@@ -290,7 +289,7 @@ _IS_AGAIN: Final = f"{_told(Outcome.REDELIVERY_SCHEDULED)} > 0"
 
 
 def _totals(sorted_out: DataFrame) -> tuple[dict[str, int], tuple[int | None, int | None]]:
-    """One query over all rows: `lives`, `events` and outcomes of the plain tasks, how many others; the first and the last time."""
+    """One query over all rows: counts of the plain tasks and of the others (`asked`); and the first and the last time."""
     sums = {"lives": "sum(CASE WHEN is_plain THEN lives END)", "events": "sum(lives * bit_count(bits))"}
     sums |= {str(each): f"sum(lives * {_told(each)})" for each in _COUNTED}
     sums |= {"asked": "count_if(NOT is_plain)", "closed": "count_if(is_plain AND id IS NOT NULL)"}
@@ -309,7 +308,7 @@ def _put_together(plain: DataFrame) -> DataFrame:
 
 
 def _cells(plain: DataFrame, names: DataFrame) -> DataFrame:
-    """As `cells_of` in `metrics.py` makes them."""
+    """The cells of the plain lives, with the columns of `cells_of` in `metrics.py`."""
     again = f"lives * {_told(Outcome.REDELIVERY_SCHEDULED)}"
     counted = {
         "day": "date_from_unix_date(days)",

@@ -8,11 +8,11 @@ because the first one died half-way, that opens nothing more.
 A life that is only in the inventory has no event, so it is not `orphaned`: in a dead-letter queue it is a `phantom_dead_letter`,
 elsewhere it is `stuck` or `in_flight`, as the rules say. Its publisher did not record it, and no worker has seen it yet.
 
-The inventory counts only for the time when it looked: a dead letter that it saw before the life's last event is no phantom, and a
-life whose last event came after the look is not lost. So either may be exported first. With the inventory first, no end between the
-two exports is missed.
+The inventory counts only for the time when it was taken: a dead letter that it saw before the life's last event is no phantom, and
+a life whose last event came later than the inventory is not lost. So events or inventory may be exported first. If the inventory is
+first, no end between the two exports is missed.
 
-One delivery ends once. A redelivery recorded after the end of the same delivery is somebody's copy, and the life is `resurrected`.
+One delivery ends once. A redelivery recorded after the end of the same delivery is that of a copy, and the life is `resurrected`.
 
 Limits: the inventory does not say when an owner died, so the life's last event must be older than the grace. The books know a
 message by its id: a copy of it is seen when it ends, not before.
@@ -78,7 +78,7 @@ def _verdict(as_of_ms: int, grace_ms: int, looked_ms: int | None) -> str:
     is_open = f"(ends = 0 OR ends < {OPENED})"
     overdue = f"coalesce(due_ms + {grace_ms} < {as_of_ms}, false)"
     held = "(in_flight > 0 OR in_dead_letters > 0)"
-    # Whether the broker held it before the life's last event says nothing about the time after that event.
+    # If the broker held the message before the life's last event, this says nothing about the time after that event.
     seen_since = "coalesce(last_ms <= seen_ms, true)"
     looked_since = "true" if looked_ms is None else f"coalesce(last_ms <= {looked_ms}, true)"
     same_delivery = f"floor(last_scheduled / {DELIVERY}) = floor(first_end / {DELIVERY})"

@@ -29,7 +29,7 @@ _ORDER: Final = [(name, "ascending") for name in (_RANK, "first_ms", "task_id", 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Some of the lives that were asked for, how many come before them, and how many there are."""
+    """Some of the lives that were asked for, how many lives come before them (`after`), and how many there are in all."""
 
     lives: list[dict[str, Any]]
     after: int
@@ -71,7 +71,7 @@ def _best(
 
 
 def _up_to(first: pa.Table | None, chosen: compute.Expression | None) -> compute.Expression | None:
-    """Of the chosen lives, those up to the last one of `first`: with worse verdicts, or with its verdict and begun no later."""
+    """The chosen lives up to the last one of `first`: those with a worse verdict, or with the same verdict and begun no later."""
     if first is None or not first.num_rows or first[_RANK].null_count:
         return chosen
     rank, first_ms = max(zip(first[_RANK].to_pylist(), first["first_ms"].to_pylist(), strict=True))

@@ -15,7 +15,7 @@ from ..rules import DISCREPANCIES, RULES, VERDICTS
 if TYPE_CHECKING:
     from pyarrow import fs
 
-#: The most bytes that are read of a file.
+#: At most so many bytes of a file are read.
 MAX_BYTES: Final = 4 * 1024 * 1024
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
@@ -29,7 +29,7 @@ class Written:
 
     @property
     def wrong(self) -> dict[str, int]:
-        """The discrepancies that any life has, with their numbers."""
+        """The discrepancies that were found, with their numbers of lives."""
         return {name: count for name in DISCREPANCIES if (count := self.summary["verdicts"][name])}
 
     @property

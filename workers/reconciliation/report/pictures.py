@@ -1,9 +1,9 @@
 """The pictures of the report: the flow of lives, from their opening to their end (SVG), and the numbers of its plots.
 
 The flow has three columns: what opened the lives; how many attempts they had; how they ended. The thickness of a band shows the
-number of lives in it, and each band is thick enough to be seen: one lost task among a million is a red line. It has no script, font
-or reference of its own, and the colours of the page. It is drawn for a width in pixels, so that its text is as large as the page's
-in a wide window and in a narrow one.
+number of lives in it, and each band is thick enough to be seen: one lost task among a million is a red line. The picture has no
+script, font or reference of its own, and uses the colours of the page. It is drawn for a width in pixels, so that its text has the
+size of the page's text in a wide window and in a narrow one.
 
 The plots are columns over time, and the course of a figure over the last runs; lengths are linear and begin at zero. The template
 draws them.
@@ -72,7 +72,7 @@ class _Node:
         return max(self.before, self.after)
 
     def take(self, side: str, thickness: float) -> float:
-        """Where the next band on this side begins."""
+        """The top of the next band on this side; the band takes its room."""
         taken = self.before if side == "before" else self.after
         at = self.top + (self.height - taken) / 2 + self.used[side]
         self.used[side] += thickness
@@ -136,7 +136,7 @@ def _laid_out(flow: Iterable[Row], scale: float) -> tuple[list[list[_Node]], lis
 
 
 def _rank(band: tuple[str, str, str], orders: Sequence[Sequence[str]]) -> tuple[int, ...]:
-    """Bands leave and arrive in the order of the nodes, so that few of them cross."""
+    """The place of a band: bands leave and arrive in the order of the nodes, so that few of them cross."""
     source, target, kind = band
     places = [order.index(name) if name in order else len(order) for name, order in zip((source, target), orders, strict=True)]
     return (*places, kind == "bad")
@@ -168,7 +168,7 @@ def _bar(node: _Node, x: float) -> str:
 
 
 def _labels(columns: Sequence[Sequence[_Node]], places: Sequence[float], lives: int, *, is_wide: bool) -> list[str]:
-    """Names and numbers: those of the endings in columns, with the numbers at the right; the others beside their bars."""
+    """Names and numbers: for the endings in columns, with the numbers at the right; for the others beside their bars."""
     openings, ways, endings = columns
     if is_wide:
         parts = [_text(node, 0, "") + _text(node, 162, "number", count(node.lives)) for node in openings]

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 REPORT: Final = "report.html"
 #: Attempts that have a bar of their own; the rest share one.
 _MAX_BARS: Final = 9
-#: Longer ones are broken: an id so that it fits on a narrow page, a part of a name so that it leaves room for other columns.
+#: Longer texts are broken: an id to fit on a narrow page, a part of a name to leave room for other columns.
 _LONGEST_ID, _LONGEST_PART = 40, 24
 #: The run times if no attempt is known.
 _RAN: Final[dict[str, int | None]] = {"attempts": 0, "timed": 0}

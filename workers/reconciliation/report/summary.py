@@ -40,15 +40,15 @@ _RULE, _WHAT = 38, 13
 class Summary:
     """The books in numbers.
 
-    `as_of_ms` is the moment that ages were counted up to. `events` counts each event once, `lives` also those that only the
-    inventory knows, `unannounced` those that no producer recorded. `possible_repeats` are lives that were delivered again without
-    a redelivery of ours, so that their task may have run twice.
+    `as_of_ms` is the time up to which ages were counted. `events` counts each event once. `lives` also counts lives that only the
+    inventory knows; `unannounced` counts lives that no producer recorded. `possible_repeats` are lives that were delivered again,
+    but not by a policy, so that their task may have run twice.
 
-    With a state, `events` and `outcomes` count those that no earlier run counted, and `verdicts` the lives of this run: its own,
-    and those that were open. `corrections` are settled lives with another verdict now; `standing` counts discrepancies that were
-    reported before, and are not counted again. `from_ms` and `until_ms` are the times of the first and the last event that was
-    read; `dead_letters_held` counts the dead letters in the inventory, whenever they died; `app` and `broker` are those of the
-    inventory, if its export noted them.
+    With a state, `events` and `outcomes` count the events that no earlier run counted, and `verdicts` the lives of this run: its
+    own, and those that were open before. `corrections` are settled lives with another verdict now; `standing` counts discrepancies
+    that were reported before, and are not counted again. `from_ms` and `until_ms` are the times of the first and the last event
+    that was read; `dead_letters_held` counts the dead letters in the inventory, whenever they died; `app` and `broker` are those
+    of the inventory, if its export noted them.
     """
 
     balanced: bool
@@ -76,7 +76,7 @@ class Summary:
         return self.corrections > 0 or any(self.verdicts[name] for name in DISCREPANCIES)
 
     def to_dict(self) -> dict[str, Any]:
-        """What `summary.json` holds."""
+        """The contents of `summary.json`."""
         told = asdict(replace(self, figures=None))
         del told["figures"]
         ran = {} if self.figures is None else self.figures.run_times_in_all
@@ -89,7 +89,7 @@ class Summary:
         if self.gaps:
             lines.append(f"  {'gap':<20} {len(self.gaps):>12,}   events left the outcome log before they were exported")
         if self.corrections:
-            lines.append(f"  {'corrected':<20} {self.corrections:>12,}   settled lives of earlier runs that are judged anew")
+            lines.append(f"  {'corrected':<20} {self.corrections:>12,}   settled lives of earlier runs, now with another verdict")
         if self.standing:
             told = ", ".join(f"{name} {count:,}" for name, count in self.standing.items())
             lines.append(f"  {'reported before':<20} {sum(self.standing.values()):>12,}   {told}")
@@ -122,7 +122,7 @@ def summarise(
 ) -> Summary:
     """Count the lives, in one action; `before` are the lives of earlier runs, as they counted them (one action more).
 
-    `plain` counts the lives that are not among the judged, and balance: `lives`, `events` and outcomes by name.
+    `plain` has the counts of the plain lives, which balance and are not in `judged`: `lives`, `events` and outcomes by name.
     """
     plain = {} if plain is None else plain
     unannounced = f"{Outcome.RECEIVED} > 0 AND {Outcome.PUBLISHED} + {Outcome.REDRIVEN} = 0"

@@ -51,7 +51,7 @@ def counted(number: int, one: str, many: str) -> str:
 
 
 def share(part: float | None, whole: float | None) -> str:
-    """A part in per cent, to about two digits; neither 0 nor 100 unless it is that."""
+    """A part in per cent, to about two digits; 0 and 100 are shown only if they are exact."""
     if not whole or part is None:
         return NONE
     percent = 100 * part / whole

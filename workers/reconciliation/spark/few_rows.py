@@ -83,7 +83,7 @@ def few(spark: SparkSession, rows: int) -> Iterator[Ways]:
 def as_kept(table: DataFrame) -> DataFrame:
     """A persisted table without the plan by which it was made.
 
-    With that plan, each query over it would be planned again from the files on: a minute and more for a second day's books.
+    With that plan, Spark would plan each query over it again from the input files: a minute and more for a second day's books.
     """
     spark: Any = table.sparkSession
     plan = table._jdf.queryExecution().withCachedData()  # noqa: SLF001 - Spark has no public door to it

@@ -52,7 +52,7 @@ class Files:
         return str(system.makeQualified(path).toString())
 
     def exists(self, uri: str) -> bool:
-        """Whether there is something."""
+        """Whether there is a file or folder."""
         path, system = self._open(uri)
         return bool(system.exists(path))
 

@@ -57,7 +57,7 @@ def _of_the_machine() -> Path | None:
     found = shutil.which("java")
     if found is None:
         return None
-    program = Path(found).resolve()  # the path's is a link into the real home
+    program = Path(found).resolve()  # the program in the path is a link into the real home
     return program.parent.parent if program.parent.name == "bin" and _is_suitable(program) else None
 
 
@@ -149,7 +149,7 @@ class ClassArchive:
 
     @property
     def options(self) -> str:
-        """Java's options: to map the archive, or else to note the classes, unless the archive is being made."""
+        """Java's options: to map the archive. If there is none, to note the classes, unless the archive is being made."""
         path = f'-cp "{self.jars}/*"'
         if self.is_there:
             with contextlib.suppress(OSError):  # another process may take it away at any time
@@ -176,7 +176,7 @@ class ClassArchive:
         left = shlex.join(["rm", "-f", str(new), str(self._noted), str(self._making)])
         script = f"{dump} && {shlex.join(['mv', str(new), str(self.file)])}; {left}"
         none = subprocess.DEVNULL
-        # The shell ends at once, so that the process that it began is no child of ours.
+        # The shell ends at once, so that the process which it started is not our child.
         words = ["/bin/sh", "-c", f"({script}) &"]
         subprocess.run(words, stdin=none, stdout=none, stderr=none, start_new_session=True, check=False)  # noqa: S603 - our own text
 
@@ -213,7 +213,7 @@ def _folder() -> Path | None:
 
 
 def _is_first(marker: Path) -> bool:
-    """Put this marker there; whether no other process had done so."""
+    """Create this marker file. Returns whether no other process had created it."""
     try:
         marker.touch(exist_ok=False)
     except OSError:
