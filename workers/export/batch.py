@@ -1,9 +1,9 @@
 """A batch of the outcome log, as the export takes it: entries, the log's cursor, and the gaps before the entries.
 
 The entries of a page and the log's counters are read at one instant. A gap is found by arithmetic: the stream counts all entries
-that were ever added to it, and the cursor holds how many of them were exported. Entries that are neither exported nor there are
-gone, whatever removed them. Nothing is changed here. Refused, each by name: entries that are not ours, and events whose numbers no
-column holds.
+that were ever added to it, and the cursor holds how many of them were exported. Entries that were not exported and are no longer in
+the stream are gone, whatever removed them. Nothing is changed here. Refused, each by name: entries that are not ours, and events
+with numbers that are too large for their columns.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from redelivery.middleware.brokers.redis.keys import Keys
 
-#: Entries of one answer: the broker serves nobody else while it writes them (about 2 ms).
+#: Entries of one answer: while the broker writes them (about 2 ms), all its other clients wait.
 PAGE = 1000
 #: The end of the year 9999, which Python's dates cannot pass (milliseconds since the epoch).
 _LATEST_MS = 253_402_300_799_999
@@ -118,7 +118,7 @@ def _add(batch: Batch, page: Page) -> None:
         batch.last = page.cursor[0] or batch.last
     elif page.cursor != batch.began:
         raise BrokerError(OTHER_EXPORT)
-    # Entries of this batch may be removed while it is read: they are here already. Any others that are gone were never read.
+    # Entries of this batch that are removed while it is read are here already. Any other entries that are gone were never read.
     if (page.gone != batch.position) if first else (page.gone > batch.position):
         batch.gaps.append(_gap(batch, page))
     batch.newest, batch.trimmed_at = page.newest, page.trimmed.get("at", "")
@@ -148,7 +148,7 @@ def _gap(batch: Batch, page: Page) -> Gap:
 
 
 def decoded(raw: Iterable[tuple[Any, Mapping[Any, Any]]]) -> Iterator[Event | Refused]:
-    """The answer of XRANGE or XREAD, as events. An entry that is not ours is refused by name; the others go on."""
+    """The answer of XRANGE or XREAD, as events. An entry that is not ours is refused by name; the others are still decoded."""
     for entry_id, values in raw:
         try:
             yield Event.from_entry(entry_id, values)
@@ -157,7 +157,7 @@ def decoded(raw: Iterable[tuple[Any, Mapping[Any, Any]]]) -> Iterator[Event | Re
 
 
 def storable(entries: Iterable[Event | Refused]) -> Iterator[Event | Refused]:
-    """The same entries, but events whose numbers no column holds are refused."""
+    """The same entries, except that events with numbers too large for their columns are refused."""
     for entry in entries:
         if isinstance(entry, Refused) or _fits(entry):
             yield entry
@@ -173,7 +173,7 @@ def _fits(event: Event) -> bool:
 
 
 def order(entry_id: str) -> tuple[int, int]:
-    """What stream ids are ordered by."""
+    """The key by which stream ids are ordered."""
     ms, _, number = entry_id.partition("-")
     return int(ms), int(number or 0)
 

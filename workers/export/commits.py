@@ -70,7 +70,7 @@ def day_of(ms: int) -> str:
 
 
 def newest(destination: str, log: str) -> Commit | None:
-    """The commit of this log that goes furthest, of the last two days that have any; None if there is none.
+    """The commit of this log with the highest last entry, of the last two days that have commits; None if there is none.
 
     Raises `InputError` if the destination cannot be read.
     """

@@ -1,4 +1,4 @@
-"""Gaps: entries that left the broker before they were exported, noted in `_gaps.jsonl` of the folder where they are missing.
+"""Gaps: entries that left the broker before they were exported. They are noted in `_gaps.jsonl` of the folder that lacks them.
 
 An app with a key prefix has a file of its own, `_gaps-<eight digits>.jsonl`: another app may export to the same folder.
 """
@@ -23,7 +23,7 @@ GAPS = pa.schema({"after": pa.string(), "before": pa.string(), "lost": pa.int64(
 
 
 def note(gaps: Iterable[Gap], folder: str, log: str) -> None:
-    """Add these gaps of a log (or audit) to those that are noted in this folder. Raises `InputError` if that fails."""
+    """Add these gaps of a log (or audit) to the gaps that are noted in this folder. Raises `InputError` if that fails."""
     name = f"{NAME}{ending_of(log)}"
     known = {row["after"]: row for row in read_lines(folder, f"{name}.jsonl")}
     # After a crash the same gap is found again, with the same beginning: it is noted once.

@@ -1,4 +1,4 @@
-"""Exported outcome events, read again: those of the tasks whose ids begin with a text, or those that an actor caused.
+"""Exported outcome events, read again: the events of tasks whose ids begin with a text, or those that an actor caused.
 
 The files of the newest hours are read first, until enough events have been looked at. Of a Parquet file, the searched column is
 read first, and the other columns only if one of its values matches. Of JSON lines every line is read.
@@ -35,7 +35,7 @@ class Exported:
 
 
 class Sought(NamedTuple):
-    """The events whose text in this column begins with `value`; with `is_whole`, is `value`. Events without a text do not match."""
+    """The events whose text in this column begins with `value` (with `is_whole`: is `value`). Events without a text never match."""
 
     column: str
     value: str
@@ -59,7 +59,7 @@ class Sought(NamedTuple):
 def exported(uri: str, given: str, most: int) -> Exported:
     """The events of tasks whose ids begin with `given`, in the files at this URI.
 
-    Looks at `most` events, and at the rest of the file where it reaches that number. Raises `InputError` if there are no such
+    Looks at `most` events, and at the rest of the file in which it reaches that number. Raises `InputError` if there are no such
     files, or one cannot be read.
     """
     return _read(uri, Sought("task_id", given), most)

@@ -7,9 +7,9 @@ All files are below `_audit` in the destination, a name that the books, Spark an
 - `_exported.jsonl`: how far each audit was exported; two apps with key prefixes of their own may share a destination;
 - `_gaps.jsonl`: records that left the broker before they were exported.
 
-`_exported.jsonl` is updated after the records are written. After a kill in between, the same records are written once more, to the
-file of the same name if nothing was recorded since. So a reader takes each record once, by the audit's name (`log`) and the id of
-the record.
+`_exported.jsonl` is updated after the records are written. If the process is killed in between, the next export writes the same
+records again, to the file of the same name if nothing was recorded since. So a reader takes each record once, by the audit's name
+(`log`) and the id of the record.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def write_records(destination: str, rows: Sequence[Mapping[str, Any]]) -> list[s
 
 
 def read_records(destination: str, kept: Sequence[str]) -> Iterator[list[dict[str, Any]]]:
-    """The exported records, the newest first, in lots; each once.
+    """The exported records, the newest first, a list for each day; each record once.
 
     `kept` are the ids of the records that the broker still has, the newest first: files with only such records are not read. Raises
     `InputError` if there is no destination, or a file cannot be read.

@@ -1,4 +1,4 @@
-"""What an inventory has seen: each life once, in the place where it was seen last. Events of moves correct it."""
+"""What an inventory has seen: each life once, in the place where its message was seen last. Events of moves correct it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Inventory:
     unlisted: Mapping[str, int] = field(default_factory=dict)
 
     def see(self, contents: Contents, queue: str, place: str, seen_ms: int, *, due_ms: int | None = None, owner: str = "") -> None:
-        """A message was found. A dead letter counts as one in any place: a handler may hold it, or it waits to be handled again."""
+        """Add a message that was found. A dead letter counts as one in any place: a handler may hold it, or it may wait for one."""
         envelope, message = contents.envelope, None
         if envelope.is_letter:
             place, due_ms, message = DEAD_LETTER, None, _said(envelope.failure)
@@ -55,7 +55,7 @@ class Inventory:
         self.lives[life] = Sight(place, contents.task, due_ms, owner, seen_ms, message)
 
     def hear(self, event: Event) -> None:
-        """An event records a move: it counts unless the life was seen after it."""
+        """Apply an event that records a move, unless the life was seen after the event."""
         life = Life(event.task_id, event.nesting, event.generation, event.queue)
         if event.outcome == Outcome.REDRIVEN:
             self.lives.pop(life._replace(generation=event.generation - 1), None)

@@ -1,8 +1,8 @@
 """Tables: the columns of outcome events and of inventories, and how rows become files of Parquet or JSON lines.
 
 A file is complete or not there at all: it gets its name when its last byte is on the disk, or when the store has the whole object.
-Values that are missing are null; text that is not valid Unicode has its faults replaced. The reconciliation reads these columns by
-the same names and types (`redelivery.workers.reconciliation.schema`).
+Missing values are null; characters that are not valid Unicode are replaced. The reconciliation reads these columns by the same
+names and types (`redelivery.workers.reconciliation.schema`).
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def _listed(uri: str, *, recursive: bool = False) -> list[fs.FileInfo]:
     filesystem, folder = resolve(uri)
     try:
         return list(filesystem.get_file_info(fs.FileSelector(folder, allow_not_found=True, recursive=recursive)))
-    except FileNotFoundError:  # it was made between pyarrow's two looks
+    except FileNotFoundError:  # the folder was made between pyarrow's two looks
         return []
     except OSError as exc:
         msg = scrubbed(f"{uri} cannot be read: {exc}. Give it rights, or give another destination")

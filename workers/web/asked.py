@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class Desk:
-    """What the screens of one page share. `allows` bounds what any user may do; `books` is where the books are written."""
+    """What the screens of one page share. `allows` bounds what any user may do; `books` is the folder of the books' output."""
 
     def __init__(self, source: Source, allows: User, books: str | None) -> None:
         self.source, self.allows, self.books = source, allows, books
@@ -43,7 +43,7 @@ class Desk:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A screen: its template, what that shows, and the status."""
+    """A screen: its template, the template's values, and the status."""
 
     template: str
     values: Mapping[str, Any]
@@ -85,10 +85,10 @@ class Asked:
         return self.desk.source.transport
 
     def head_first(self, *, is_reached: bool = True) -> None:
-        """To be called before a screen looks for something that may take long.
+        """Must be called before a screen begins a search that may take long.
 
         If the broker was not reached yet, it is asked for its time: if it does not answer, the status can still say so.
-        Raises what the broker does.
+        Raises what the broker's driver raises.
         """
         if not is_reached:
             self.transport.now_ms()
@@ -138,7 +138,7 @@ class Asked:
         )
 
     def acting(self) -> str:
-        """Who acts, asked for right before a change. Raises `Refused` if the page has answered "too late" already."""
+        """The user's name; called right before a change. Raises `Refused` if the page has answered "too late" already."""
         self.turn.begin()
         return self.user.name
 

@@ -1,4 +1,4 @@
-"""What every request passes, and every answer carries: which host is asked, who sends a form, how much of it is read.
+"""The checks of every request (its host, its method, the sender of a form), and the security headers of every answer.
 
 A form is accepted if the browser says that it comes from this page (`Sec-Fetch-Site`, or else `Origin`), and if it has the token
 that this page has put into it: a value made of a cookie that no other page can read. An unknown host name is refused, so that
@@ -57,7 +57,7 @@ class Refused(Exception):
 
 
 class Guard:
-    """Stands before the page: refuses other hosts and other methods, and puts the headers of safety on every answer.
+    """The ASGI application around the page: refuses other hosts and methods, and adds the security headers to every answer.
 
     `hosts` are the names that the page may be asked by; None if another application has checked the host already.
     """
@@ -67,7 +67,7 @@ class Guard:
         self._hosts = None if hosts is None else {each.lower().rstrip(".") for each in hosts}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """As ASGI has it; the page has no web sockets."""
+        """Answer a request, as ASGI asks; the page has no web sockets."""
         if scope["type"] != "http":
             if scope["type"] == "websocket":
                 await send({"type": "websocket.close", "code": 1000})
@@ -120,7 +120,7 @@ def _name(host: str) -> str:
 
 
 def is_same_origin(headers: Headers) -> bool:
-    """Whether this page sent a form, as far as the browser says; other clients do not say it."""
+    """Whether a form comes from this page, as the browser reports it; other clients do not report it, and are accepted."""
     site, origin = headers.get("sec-fetch-site"), headers.get("origin")
     if site is not None:
         return site == "same-origin"

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from .access import Allowed, Login
 
 
-#: The login's own form, and what is loaded besides the page.
+#: The addresses of the login's form, and of the files that the page loads.
 LOGIN, STATIC = "/login", "/static"
 #: The two parts of a text: what went wrong; and what to do, or what the broker said.
 _HEADING = re.compile(r"(the (?:broker|page)[^:(]{1,90}?)(?:: | (?=\())(.+)", re.DOTALL | re.IGNORECASE)
@@ -172,7 +172,7 @@ class Page:
         heading, why = _in_two(harmless(why)) if status == 503 else ("", harmless(why))  # noqa: PLR2004 - HTTP's number
         values: dict[str, Any] = {"heading": heading, "why": why, "status": status}
         if heading:
-            values["is_live"] = False  # the stream would only say the same once more, above it
+            values["is_live"] = False  # the stream of live figures would only repeat this error above it
         return self._html(asked, Shown("failed.html", values, status), "", 0)
 
     async def _user(self, request: Request) -> User | None:

@@ -140,7 +140,7 @@ def _block(text: object) -> Markup:
 
 
 def _lines(text: object) -> Markup:
-    """Text of many lines, all of it: what a form holds."""
+    """Text of many lines, not cut, for a form's field."""
     return Markup("\n").join(safe(line) for line in str(text).split("\n"))
 
 

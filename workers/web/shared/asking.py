@@ -29,7 +29,7 @@ BUSY = "The page is busy: the broker answers slowly, and other requests wait for
 
 
 class Turn:
-    """One request of a user, which changes something before it is given up, or not at all."""
+    """One request of a user. It may begin a change only until the page gives it up."""
 
     def __init__(self, path: str = "", user: str = "") -> None:
         self._path, self._user = path, user
@@ -37,13 +37,13 @@ class Turn:
         self._has_begun = self._is_over = False
 
     def begin(self) -> None:
-        """To be called right before a change. Raises as `require`."""
+        """Must be called right before a change. Raises as `require`."""
         with self._lock:
             self.require()
             self._has_begun = True
 
     def require(self) -> None:
-        """Raises `Refused` if nobody waits for the answer any more: the page has answered "too late" already."""
+        """Raise `Refused` if the page has answered "too late" already."""
         if self._is_over:
             raise Refused(503, LATE + UNDONE)
 
@@ -56,7 +56,7 @@ class Turn:
         return Refused(503, LATE + self.result)
 
     def _log_end(self, work: Future[Any]) -> None:
-        """Nobody waits for this answer any more."""
+        """Log the end of a request whose answer came too late."""
         exc = work.exception()
         if exc is None:
             log.info("web.late_done", path=self._path, user=self._user)
@@ -87,7 +87,7 @@ class Asking:
         except TimeoutError as exc:
             if future.cancelled():
                 raise Refused(503, BUSY) from exc
-            if future.done():  # at this moment, or it took too long itself
+            if future.done():  # it ended at this moment, or raised a TimeoutError itself
                 return future.result()
             raise turn.give_up(future) from exc
         except asyncio.CancelledError:  # the client has gone

@@ -66,7 +66,7 @@ class Figures:
 
 
 def live(figures: Figures) -> dict[str, str]:
-    """What changes while the screen is open, as it is shown."""
+    """The figures that change while a screen is open, as texts."""
     oldest = figures.most("oldest_dead_letter_age_seconds")
     shown = {
         "waiting": f"{figures.total('queue_messages'):,.0f}",

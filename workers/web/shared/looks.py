@@ -49,7 +49,7 @@ class Looks:
         return found if found is not None and time.monotonic() - found.taken < KEPT else None
 
     def look(self, transport: Transport, name: str) -> Look:
-        """Look, unless it was done just now. Raises what the broker does."""
+        """Look, unless the last look is only seconds old; then that one. Raises what the broker's driver raises."""
         with self._lock:
             found = self.last(name)
             if found is not None and time.monotonic() - found.taken < PAUSE:

@@ -55,11 +55,11 @@ class Sampler:
 
     @cached_property
     def living(self) -> Living:
-        """Which workers live, as far as the looks so far can tell."""
+        """Which workers live, as far as the looks so far show."""
         return Living(self._source.runtime.settings.lease)
 
     def figures(self) -> Figures:
-        """The newest figures that can be had soon. Raises what the broker does, and `Refused` if there are none yet."""
+        """The newest figures that are there soon. Raises what the broker's driver raises, and `Refused` if there are none yet."""
         with self._lock:
             found, look, age = self._figures, self._looking, time.monotonic() - self._ended
             if found is not None and age < BEAT:

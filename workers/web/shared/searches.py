@@ -1,8 +1,8 @@
-"""The searches of one page: they run one after the other, and rest as long as they took.
+"""The searches of one page: they run one after the other, with rests that are as long as the searches.
 
-So all of them together take at most half of the time of one client, however many people search. After a rest they run for a second
-without another rest, so that a single user does not wait. Counts in the background run in pieces, which take turns in the same way,
-but among themselves: a search does not wait for them.
+So all of them together use at most half of the time of one client of the broker, however many people search. After a rest they run
+for a second without another rest, so that a single user does not wait. Counts in the background run in pieces, which take turns in
+the same way in a queue of their own: a search does not wait for them.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Searches:
             self.end()
 
     def begin(self, turn: Turn | None = None) -> None:
-        """Wait until it is the next one, and for the end of the rest.
+        """Wait until this search is the next one, and until the rest has ended.
 
         Raises `Refused` for a request that waits too long, or was given up meanwhile. Without a `turn` the wait has no bound.
         """
@@ -70,7 +70,7 @@ class Searches:
                 raise
 
     def end(self) -> None:
-        """It is over: the next one may begin, after a rest."""
+        """End this search: the next one may begin, after a rest."""
         with self._moved:
             now = time.monotonic()
             owed = max(self._free_at, self._began - AT_ONCE) + 2 * (now - self._began)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from redelivery.middleware.runtime import Runtime
 
 
-#: Seconds for which the broker's clock is counted on before it is asked again.
+#: Seconds after which the broker is asked for its time again; until then this machine's clock counts on from its answer.
 COUNTED_ON = 60.0
 
 
@@ -27,11 +27,11 @@ class Source:
 
     @cached_property
     def transport(self) -> Transport:
-        """The transitions. Raises as `reached`; what failed is tried again when it is asked for again."""
+        """The transitions. Raises as `reached`; after an error the next use tries again."""
         return reached(self.runtime)
 
     def now_ms(self) -> int:
-        """The broker's time, ms since the epoch; asked for once a minute. Raises as `transport`, and what the broker does."""
+        """The broker's time, ms since the epoch; asked for once a minute. Raises as `transport`, and what its driver raises."""
         if self._clock is None or time.monotonic() - self._clock[1] >= COUNTED_ON:
             self._clock = self.transport.now_ms(), time.monotonic()
         at_ms, at = self._clock

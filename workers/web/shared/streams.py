@@ -49,7 +49,7 @@ class Streams:
         return StreamingResponse(self._events(), media_type="text/event-stream", headers={"x-accel-buffering": "no"})
 
     async def _events(self) -> AsyncIterator[str]:
-        self._open += 1  # here: if a client has gone before its stream begins, the `finally` below never runs
+        self._open += 1  # counted here and not in `stream`: if a client leaves before its stream begins, `finally` never runs
         try:
             if self._changed is None:
                 self._changed = asyncio.Condition()

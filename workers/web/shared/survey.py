@@ -69,9 +69,9 @@ class Survey:
         self._asked: dict[str, float] = {}
 
     def of(self, queue: str, depths: Mapping[str, int]) -> Counted:
-        """The newest count of this queue (empty: of all); the first piece of a new one is counted now. Raises what the broker does.
+        """The newest count of this queue (empty: of all). The first piece of a new count is counted now.
 
-        A whole count of the last minute is shown until the next one is whole.
+        A complete count of the last minute is shown until the next one is complete. Raises what the broker's driver raises.
         """
         self._asked[queue] = time.monotonic()
         made = Counted(depths, Causes(redact=self._source.runtime.settings.redact), self._source.now_ms())

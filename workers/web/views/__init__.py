@@ -59,7 +59,7 @@ def screens() -> Mapping[str, Callable[[Asked], Shown | Go]]:
 
 
 def acts() -> Mapping[str, Callable[[Asked], Shown | Go]]:
-    """What a form may ask for, by its address."""
+    """The function for each form that changes something, by its address."""
     from . import delayed, letter, letters, operations  # noqa: PLC0415 - as above
 
     return {

@@ -87,7 +87,7 @@ def _row(asked: Asked, found: Causes, cause: Cause, now_ms: int, newest: Mapping
 
 
 def _most(counts: Counter[str], many: int | None = None) -> list[tuple[str, int]]:
-    """The most frequent, of a copy: the survey counts on meanwhile, in a thread of its own."""
+    """The most frequent ones, from a copy: the survey goes on counting in its own thread."""
     return Counter(counts).most_common(many)
 
 

@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 LIMIT, PARTS = 200, 60
 #: What can be done, in the order of the buttons.
 ACTS = (Act.PROMOTE, Act.RESCHEDULE, Act.CANCEL)
-#: Times that the picture may be of, in seconds, beside the whole time until the last message is due.
+#: Spans that the picture may show, in seconds; without one it shows all due times.
 SPANS = {"hour": 3_600, "day": 86_400, "week": 604_800}
 
 
 def delayed(asked: Asked) -> Shown:
-    """What waits."""
+    """The messages that wait for their time."""
     store, queue = needed(broker_of(asked.transport).delayed), asked.first("queue")
     within = asked.first("within")
     seen = store.glance(LIMIT, PARTS, queue or None, SPANS[within] * 1000 if within in SPANS else None)
@@ -68,7 +68,7 @@ NOTICES = {
 
 
 def _spans(within: str, seen: Glance, now_ms: int) -> list[str]:
-    """The times that the picture may be of, as far as something is due after them."""
+    """The spans that the picture may show: a span is offered only if something is due after it."""
     most = SPANS.get(within, 0)
     if not most:
         return [name for name, seconds in SPANS.items() if now_ms + seconds * 1000 < seen.until_ms]
@@ -81,7 +81,7 @@ def _row(asked: Asked, each: Delayed) -> dict[str, Any]:
 
 
 def _digest(each: Delayed) -> str:
-    """What names this message in an address: a task may have several that wait."""
+    """The name of this message in an address, because a task may have several delayed messages."""
     return hashlib.sha256(each.ident.encode("utf-8", "replace")).hexdigest()[:16]
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 #: Bytes of a dead letter that are shown on request.
 MAX_RAW = 65_536
-#: Dead letters that are searched for one whose place is not known, and for how many seconds.
+#: How many dead letters, and for how many seconds, are searched for one whose place is not known.
 SEARCHED, SECONDS = 200_000, 4.0
 
 

@@ -140,7 +140,7 @@ def letters(asked: Asked) -> Shown:
 
 
 def _of_several(asked: Asked, known: set[str]) -> Shown:
-    """The newest dead letters of each of these queues, with a link to all of them there. Further queues are links alone."""
+    """The newest dead letters of each of these queues, with a link to all of them there. Further queues have only the link."""
     names, places = asked.many("queue"), asked.numbers("before")
     if len(names) > MOST_QUEUES:
         msg = f"{len(names)} queues are too many for one screen: name {MOST_QUEUES} at most"

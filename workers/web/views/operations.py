@@ -102,7 +102,7 @@ def operation(asked: Asked) -> Shown:
 
 
 def turn(name: str, asked: Asked) -> Go:
-    """Pause, resume or abort an operation; a user may do so who may begin the same one."""
+    """Pause, resume or abort an operation. The user needs the rights with which the same operation is begun."""
     act, _ = TURNS[name]
     each = found(asked.runtime, asked.first("id"))
     _require(asked, each.kind, each.queue, each.options)
@@ -160,7 +160,7 @@ def start(asked: Asked) -> Go:
 
 
 def _plan(asked: Asked) -> tuple[Kind, Choice, Options]:
-    """What was asked for, if its user may do it with every queue that it concerns. Raises `InputError`, `Refused`."""
+    """The operation that was asked for, if its user may do it with every queue concerned. Raises `InputError`, `Refused`."""
     try:
         kind = Kind(asked.first("kind"))
     except ValueError as exc:
@@ -177,16 +177,16 @@ def _plan(asked: Asked) -> tuple[Kind, Choice, Options]:
 
 
 def _require(asked: Asked, kind: Kind, name: str, options: Options) -> None:
-    """Raises `Refused` if its user may not do it with a queue that it concerns."""
+    """Raise `Refused` if the user may not do this with every queue that it concerns."""
     for queue in _concerned(asked, kind, name, options):
         asked.require(str(kind), queue)
 
 
 def _concerned(asked: Asked, kind: Kind, name: str, options: Options) -> list[str]:
-    """The queues for which a user needs the right to begin or control an operation; an empty name is every queue.
+    """The queues for which a user needs the right to begin or control an operation; an empty name stands for every queue.
 
-    A move also needs the right for the dead-letter queue where it ends, even if it makes that queue. A redrive to another queue
-    also needs it for the dead-letter queue of that queue. If that queue has none, or must be made, it needs it for every queue.
+    A move also needs the right for its target, even if the move makes that queue. A redrive to another queue also needs the right
+    for the dead-letter queue of its target; if the target has none, or must be made, it needs the right for every queue.
     """
     target = options.to
     if kind is Kind.MOVE:
