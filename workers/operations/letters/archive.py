@@ -103,13 +103,13 @@ def archive_raw(runtime: Runtime, raw: bytes, *, held_in: str | None, why: str) 
 def require_place(runtime: Runtime, uri: str) -> None:
     """Raise `InputError` if an operation of the broker may not write its archive to this place.
 
-    Anybody who may write to the broker may store an operation, so an operation may write only below the app's own archive.
+    Anybody who may write to the broker may store an operation, so an operation may write only in or below the app's own archive.
     """
     own = runtime.settings.dead_letter_archive
     if own is None or ".." in uri.split("/") or not f"{uri.rstrip('/')}/".startswith(f"{own.rstrip('/')}/"):
         where = "which is not set" if own is None else f"which is {scrubbed(own)}"
         msg = (
-            f"a process that carries an operation out writes no archive but below dead_letter_archive, {where}: "
+            f"an operation may write its archive only in or below dead_letter_archive, {where}: "
             "name a place there, or run `dlq purge --archive` without --detach"
         )
         raise InputError(msg)
