@@ -33,8 +33,8 @@ class Holder:
     """One worker: its name, its process, and when it took its lease.
 
     `held` is how many messages it holds; `messages` has the first of them (task id, task, queue). `said` is its answer to what it
-    runs, None if it does not answer. `still` is for how many seconds its lease is known to be not renewed; `is_dead`: it does not
-    answer, and that is as long as a lease lasts.
+    runs, None if it does not answer. `still` is for how many seconds its lease is known to be not renewed. `is_dead`: it does not
+    answer, and `still` is at least as long as a lease lasts.
     """
 
     worker: str
