@@ -15,7 +15,7 @@ Kind = Literal["redis", "amqp", "generic"]
 
 
 def kind_of(app: Celery) -> Kind:
-    """The kind of this app's broker, by its address alone. Raises `KeyError` for a transport that kombu does not know."""
+    """The kind of this app's broker, read from its address only. Raises `KeyError` for a transport that kombu does not know."""
     driver = getattr(app.connection_for_write().transport, "driver_type", "")
     if driver == "redis":
         return "redis"
@@ -24,11 +24,11 @@ def kind_of(app: Celery) -> Kind:
 
 def transport_of(app: Celery) -> Transport:
     """The transitions on this app's broker. Raises `BrokerUnavailable`, `BrokerError`, `ConfigurationError`."""
-    from .broker_url import check_broker_url  # noqa: PLC0415 - a transport is imported where its broker is used
+    from .broker_url import check_broker_url  # noqa: PLC0415 - a transport is imported only if its broker is used
 
     check_broker_url(app)
     own: Callable[[Celery], Transport] | None = getattr(app.connection_for_write().get_transport_cls(), "transitions_of", None)
-    if own is not None:  # a transport of kombu's kind that says itself how its messages are moved
+    if own is not None:  # a kombu transport that brings its own transitions
         return own(app)
     kind = kind_of(app)
     if kind == "redis":

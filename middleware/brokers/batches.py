@@ -1,16 +1,16 @@
-"""Publishing in batches: what a group publishes, and what is published in a `publishing()` block, goes to the broker together.
+"""Publishing in batches: the messages of a group, and those published in a `publishing()` block, go to the broker together.
 
 Celery's canvas publishes all messages of a group, of chunks and of a chord's header through one producer, which it asks the app for
-(`producer_or_acquire`). Here it is given one that collects, and hands over what it has: at the end of the group, when a batch is
-full, or when the oldest has waited for `MAX_WAIT` and another comes. A block does the same for whatever the code in it publishes by
-the app, in its own thread. Nothing else is collected: a message that is given a producer or a connection of its caller's goes at
-once.
+(`producer_or_acquire`). Here the app gives it a producer that collects messages. It publishes them at the end of the group, when a
+batch is full, or when another message comes and the oldest has waited for `MAX_WAIT`. A block does the same for all messages that
+its code publishes through the app, in its own thread. Nothing else is collected: a message that the caller publishes with a
+producer or a connection of its own is published at once.
 
-How many messages are a batch is the broker's to say (`publishes_together`): a script of Redis keeps all others waiting.
+The broker's transport sets the size of a batch (`publishes_together`): a script of Redis keeps all other clients waiting.
 
-Each message is serialized when it is collected, and Celery's two signals are sent then, as ever: `after_task_publish` says that the
-message has been handed over. Batches are tried again as their messages would have been (`retry`, `retry_policy`); messages with
-other policies go in another batch. What a process has collected when it dies is neither published nor recorded.
+Each message is serialized when it is collected, and Celery's two signals are sent then, as usual: `after_task_publish` means that
+the message has been handed over. A batch is tried again by the policy of its messages (`retry`, `retry_policy`); messages with
+another policy go in another batch. If a process dies, the messages that it has collected are neither published nor recorded.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ if TYPE_CHECKING:
     from celery import Celery
     from kombu import Connection
 
-#: The limits of a batch: the messages of a block; bytes, which one message more may pass; and the age in seconds at which the next
-#: message sends the batch.
+#: The limits of a batch: the number of messages in a block; the bytes, except that a batch of one message may have more; and the
+#: age in seconds of the oldest message at which the next message sends the batch.
 MAX_MESSAGES, MAX_BYTES, MAX_WAIT = 500, 1024 * 1024, 1.0
-#: So many ids of what was not published are named in a line of the log, and kept by a block.
+#: How many ids of unpublished tasks a line of the log names, and how many a block keeps.
 MAX_NAMED, MAX_KEPT = 20, 10_000
 
 
@@ -56,7 +56,7 @@ def install_batches(app: Celery) -> None:
             block = _block_of(app)
             if block is not None:
                 return _Lent(block.producer)
-        if _is_group(sys._getframe(1)) and not isinstance(producer, BatchProducer):  # noqa: SLF001 - nobody else is told it
+        if _is_group(sys._getframe(1)) and not isinstance(producer, BatchProducer):  # noqa: SLF001 - only the frame shows it
             connection = _template(app) if producer is None else producer.connection
             most = _batch_of(app, connection)
             if most:
@@ -68,14 +68,14 @@ def install_batches(app: Celery) -> None:
 
 
 def _is_group(frame: FrameType) -> bool:
-    """Whether it is Celery's canvas that asks, for all messages of a group."""
+    """Whether Celery's canvas asks for the producer, for all messages of a group."""
     return frame.f_code.co_name == "_apply_tasks" and frame.f_globals.get("__name__") == "celery.canvas"
 
 
 def _batch_of(app: Celery, connection: Any) -> int:
-    """How many messages are a batch; 0 where none are wanted, or this connection's channels do not publish them.
+    """How many messages are a batch; 0 if batches are switched off, or this connection's channels do not publish them.
 
-    Celery publishes a worker's callbacks with a policy of its own, one by one.
+    A worker's callbacks are not batched: Celery publishes them with a policy of its own, one by one.
     """
     if not app.redelivery.settings.fast_publish or _publishes_callbacks.get():
         return 0
@@ -90,7 +90,7 @@ _publishes_callbacks: ContextVar[bool] = getattr(
 class Collecting:
     """The messages that have been collected, for one thread.
 
-    `acquire` has the producer that publishes them: when there are `most`, in batches of so many.
+    `acquire` returns the producer that publishes them. They are published when there are `most`, in batches of `batch` messages.
     """
 
     def __init__(self, acquire: Callable[[], AbstractContextManager[Producer]], most: int, batch: int) -> None:
@@ -100,11 +100,11 @@ class Collecting:
         self._policy: dict[str, Any] | None = None
         self._held = ExitStack()
         self._producer: Producer | None = None
-        #: The ids of the tasks that were not published, as far as anybody knows; the last of them.
+        #: The ids of the last tasks that are not known to be published.
         self.not_published: deque[str] = deque(maxlen=MAX_KEPT)
 
     def add(self, publication: Publication, policy: dict[str, Any] | None) -> None:
-        """Collect one more; `policy` says how it is to be tried again, None that it is not. Raises what `flush` raises."""
+        """Collect one more; `policy` says how it is tried again, None that it is not tried again. Raises what `flush` raises."""
         size = publication.size
         if self._line and (policy != self._policy or self._bytes + size > MAX_BYTES):
             self.flush(publication)
@@ -123,9 +123,9 @@ class Collecting:
         return self._producer
 
     def flush(self, *behind: Publication) -> None:
-        """Publish what there is. Raises what publishing raises; what was not published then is forgotten, and named in the log.
+        """Publish the collected messages. Raises what publishing raises; unpublished messages are then dropped, and logged.
 
-        `behind` is not published: its call fails where this does.
+        `behind` is a message that is not collected yet. It is not published here, but if this fails, its call fails too.
         """
         line, self._line, self._bytes = self._line, [], 0
         try:
@@ -138,13 +138,13 @@ class Collecting:
         self.let_go(None)
 
     def let_go(self, exc: BaseException | None) -> None:
-        """Give the producer back, if it is held; a connection that something was wrong with is replaced."""
+        """Give the producer back, if it is held; a connection on which there was an error is replaced."""
         if self._producer is not None:
             self._producer = None
             self._held.__exit__(type(exc) if exc is not None else None, exc, exc.__traceback__ if exc is not None else None)
 
     def end(self, exc: BaseException | None) -> None:
-        """The code that published has ended, with this exception or without: what was collected is published.
+        """Publish what was collected: the code that published has ended, with this exception or without.
 
         If publishing fails, its exception replaces `exc`, unless `exc` must reach its own handler (an interrupt, a cancelled
         coroutine).
@@ -166,7 +166,7 @@ class Collecting:
 
 
 def _publish(producer: Producer, batch: Batch, policy: dict[str, Any] | None) -> None:
-    """Hand a batch over, again and again as its policy says; what is known to be there is not sent again."""
+    """Publish a batch, with retries as its policy says; messages that are known to be published are not sent again."""
     connection: Any = producer.connection
 
     def send() -> None:
@@ -184,7 +184,7 @@ def _publish(producer: Producer, batch: Batch, policy: dict[str, Any] | None) ->
 
 
 class BatchProducer(Producer):
-    """A producer of kombu's that collects tasks; what is no task it publishes at once."""
+    """A producer of kombu's that collects tasks; other messages it publishes at once."""
 
     def __init__(self, collecting: Collecting, connection: Connection) -> None:
         super().__init__(None, auto_declare=False)
@@ -194,7 +194,7 @@ class BatchProducer(Producer):
 
     @property
     def connection(self) -> Connection:
-        """A connection that knows its errors, and need not be open."""
+        """The app's connection, which may be closed: kombu reads its classes of errors."""
         return self._template
 
     def _get_channel(self) -> Any:
@@ -233,7 +233,7 @@ class BatchProducer(Producer):
 
 
 class _Together:
-    """What a group is given instead of a producer."""
+    """The context manager that a group gets instead of a producer."""
 
     def __init__(self, collecting: Collecting, connection: Connection) -> None:
         self._collecting, self._producer = collecting, BatchProducer(collecting, connection)
@@ -246,7 +246,7 @@ class _Together:
 
 
 class _Lent:
-    """What a call in a block is given: the block's producer, which holds a connection no longer than the call."""
+    """The context manager that a call in a block gets: the block's producer, which holds a connection only during the call."""
 
     def __init__(self, producer: BatchProducer) -> None:
         self._producer = producer
@@ -259,21 +259,21 @@ class _Lent:
 
 
 def _template(app: Celery) -> Connection:
-    """The connection that the app's producers are made after; it is not open."""
+    """The connection that the app's pool of producers copies; it is not open."""
     connection: Connection = app.producer_pool.connections.connection
     return connection
 
 
 class PublishingBlock:
-    """What `app.redelivery.publishing()` returns: what its code publishes by this app goes to the broker in batches.
+    """What `app.redelivery.publishing()` returns: the messages that its code publishes by this app go to the broker in batches.
 
-    A batch goes out at the end of the block, at 500 messages, at a mebibyte, when a message comes a second after the oldest, or
-    by `flush()`. The call that fills a batch raises what publishing raises; so does the end of the block. `not_published` has the
-    ids of the tasks that were not published then.
+    A batch is sent at the end of the block, at 500 messages, at a mebibyte, when a message comes a second after the oldest, or by
+    `flush()`. The call that fills a batch raises what publishing raises; so does the end of the block. `not_published` then has the
+    ids of the tasks that were not published.
 
-    The block is its thread's, or its coroutine's; coroutines that begin in it are in it while it is open. What other threads
-    publish goes at once, and so does what a forked child publishes; the child does not publish what its parent has collected. A
-    block in a block publishes at its own end, with what the outer one has collected until then.
+    The block belongs to its thread or coroutine; coroutines that begin in it belong to it while it is open. Messages of other
+    threads and of forked children are published at once; a child does not publish the messages that its parent has collected. An
+    inner block publishes at its own end, together with all messages that the outer block has collected until then.
     """
 
     def __init__(self, app: Celery) -> None:
@@ -281,7 +281,7 @@ class PublishingBlock:
         self._pid, self._thread, self._outer = 0, 0, _BLOCK.get()
         self._is_open = False
         self._collecting: Collecting
-        #: What the app's calls are given; None where each message goes at once.
+        #: The producer for the app's calls; None if each message is published at once.
         self._producer: BatchProducer | None = None
 
     def __enter__(self) -> Self:
@@ -309,7 +309,7 @@ class PublishingBlock:
             self._collecting.end(exc)
 
     def flush(self) -> None:
-        """Publish what was collected, now. Raises what publishing raises, and `RuntimeError` in another thread."""
+        """Publish now what was collected. Raises what publishing raises, and `RuntimeError` in another thread."""
         if os.getpid() != self._pid:
             return
         if threading.get_ident() != self._thread:
@@ -324,20 +324,20 @@ class PublishingBlock:
 
     @property
     def producer(self) -> BatchProducer:
-        """What collects. Raises `LookupError` where each message goes at once."""
+        """The producer that collects. Raises `LookupError` if each message is published at once."""
         if self._producer is None:
             msg = "this block collects nothing"
             raise LookupError(msg)
         return self._producer
 
     def collects_for(self, app: Celery) -> bool:
-        """Whether what this app publishes here and now is collected."""
+        """Whether this block collects a message that this app publishes here and now."""
         is_here = self._is_open and self._pid == os.getpid() and self._thread == threading.get_ident()
         return is_here and self._app is app and self._producer is not None
 
     @property
     def outer(self) -> PublishingBlock | None:
-        """The block around it, of whatever app."""
+        """The block around this one, of any app."""
         return self._outer
 
 
@@ -345,7 +345,7 @@ _BLOCK: ContextVar[PublishingBlock | None] = ContextVar("redelivery_publishing",
 
 
 def _block_of(app: Celery) -> PublishingBlock | None:
-    """The innermost block that collects what this app publishes here and now."""
+    """The innermost block that collects a message that this app publishes here and now."""
     block = _BLOCK.get()
     while block is not None and not block.collects_for(app):
         block = block.outer

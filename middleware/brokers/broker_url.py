@@ -1,6 +1,6 @@
-"""The broker's address, read without asking anybody: what is wrong with it is one line, where Celery ends in a traceback.
+"""Checks the broker's address without a connection: an error in it is reported in one line, where Celery ends with a traceback.
 
-What is said of it is fixed text: where a password was not encoded, any part of the address may be a piece of it.
+The report is fixed text: if the password was not encoded, any part of the address may be a piece of it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from celery import Celery
 
-#: kombu's own reading of the address's last part; it asks nothing of its channel. A kombu without it says itself what is wrong.
+#: kombu's own parser of the address's last part; it does not use its channel. If a kombu lacks it, kombu itself reports the error.
 READ_DATABASE: Any = getattr(Channel, "_prepare_virtual_host", None)
 LOOKS_LIKE = "broker_url looks like redis://host:6379/0, rediss://… or redis+socket:///path"
 ENCODE = "write the characters / ? # @ of a password as %2F %3F %23 %40"
@@ -31,8 +31,8 @@ _OF_A_HOST = re.compile(r"(py)?amqps?|(redis|rediss|valkey|valkeys|sentinel)")
 
 
 def check_broker_url(app: Celery) -> None:
-    """Read the addresses that the app connects to. Raises `ConfigurationError`, which repeats no part of them but the scheme."""
-    if any("://" not in each and {*"@/:?#"} & {*each} for each in _addresses(app)):  # kombu takes all of it for a host
+    """Check the addresses that the app connects to. Raises `ConfigurationError`, which repeats only their scheme."""
+    if any("://" not in each and {*"@/:?#"} & {*each} for each in _addresses(app)):  # kombu would read all of it as a host
         why = "it does not begin with a scheme such as redis://"
         raise _refused(why)
     is_cut_short = any(map(_is_cut_short, _addresses(app)))
@@ -61,7 +61,7 @@ def check_broker_url(app: Celery) -> None:
 
 
 def unanswered(address: str, exc: BaseException) -> BrokerUnavailable:
-    """The error where nothing answers at this address, which kombu has written without its password."""
+    """The error if nothing answers at this address, which kombu has written without its password."""
     return BrokerUnavailable(f"broker {address} does not answer: {exc}; is it running, and is broker_url right?")
 
 
@@ -77,20 +77,20 @@ def _addresses(app: Celery) -> Iterator[str]:
 
 
 def _scheme(app: Celery) -> str:
-    """What stands before `://`, where it can be nothing else."""
+    """The text before `://`, if it can only be a scheme; otherwise fixed text."""
     found = (re.match(r"[a-zA-Z][a-zA-Z0-9+.]{0,20}(?=://)", each) for each in _addresses(app))
     return next((each[0] for each in found if each is not None), "what stands before ://")
 
 
 def _is_cut_short(address: str) -> bool:
-    """Whether the host would be read out of the middle of a password that was not encoded."""
+    """Whether the password is not encoded, so that a part of it would be read as the host."""
     parts = urlsplit(address)
     behind = f"{parts.path}?{parts.query}#{parts.fragment}"
     return _OF_A_HOST.fullmatch(parts.scheme) is not None and "@" in behind
 
 
 def check_before_start(app: Celery) -> None:
-    """From here on, a worker of this app that cannot read its broker's address ends with one line."""
+    """From here on, a worker of this app whose broker address is wrong ends with a one-line error."""
 
     def check(instance: Any = None, **_: Any) -> None:
         if getattr(instance, "app", None) is not app:

@@ -1,7 +1,7 @@
 """The connections of an app with `Redelivery`: kombu's, with our transport for Redis, RabbitMQ and the filesystem.
 
-A subclass rather than a setting, because kombu forgets a transport when it copies a connection for a pool, or fails over to another
-address. Connections of other apps in the process are not touched, and never share a pool with ours.
+They are a subclass, not a setting, because kombu forgets a transport when it copies a connection for a pool, or fails over to
+another address. Connections of other apps in the process are not changed, and never share a pool with ours.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ OURS = {
 
 
 def install_connections(app: Celery) -> None:
-    """Give the connections that this app will make our transport."""
-    connect = app._connection  # noqa: SLF001 - the one place where all its connections are made
+    """From here on, the connections that this app makes use our transport."""
+    connect = app._connection  # noqa: SLF001 - all its connections are made there
 
     @functools.wraps(connect)
     def _connection(*args: Any, **kwargs: Any) -> Connection:
@@ -49,14 +49,14 @@ def install_connections(app: Celery) -> None:
 
 
 class _Knowing:
-    """Mixed into a class of connections: our transport and our settings, in this one and in the pool that it makes."""
+    """Mixin for a class of connections: its connections, and the pools that they make, have our transport and our settings."""
 
     redelivery: Runtime | None = None
 
     def get_transport_cls(self: Any) -> Any:
         found = super().get_transport_cls()  # type: ignore[misc]
         if found.__module__ == "kombu.transport.filesystem":
-            from .kombu.filesystem import FilesystemTransport  # noqa: PLC0415 - few apps have it
+            from .kombu.filesystem import FilesystemTransport  # noqa: PLC0415 - few apps use it
 
             return FilesystemTransport
         return OURS.get(found, found)

@@ -1,7 +1,7 @@
-"""What a worker holds where there are no leases: its deliveries, under the channel that brought them; and how it does without.
+"""The messages that a worker holds on a broker without leases: its deliveries, each held by the channel that brought it.
 
-A tag begins with the token of the connection under which its message came; once the consumer has connected anew, the tags from
-before are no longer ours to end. The clock is this machine's: such brokers tell nobody their own.
+A tag begins with the token of the connection that brought its message. When the consumer has connected again, the worker can no
+longer end the messages of earlier tags. The clock is this machine's: such brokers do not report their time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class WithoutLeases:
-    """What the transports have in common whose broker itself gives back what a dead worker held."""
+    """The common part of transports without leases: their broker itself gives back what a dead worker held."""
 
     fast_path: None = None
     registry: None = None
@@ -32,7 +32,7 @@ class WithoutLeases:
 
 
 class Delivered(Held):
-    """A message that is held here: its envelope is made when it is first asked for, as few of them are moved."""
+    """A message that is held here. Its envelope is made when it is first needed, because few messages are moved."""
 
     __slots__ = ("_read",)
 
@@ -51,7 +51,7 @@ class Delivered(Held):
 
 
 class Claim:
-    """Who holds what (`Deliveries`)."""
+    """The messages that this worker holds (`Deliveries`)."""
 
     lease: None = None
 
@@ -62,7 +62,7 @@ class Claim:
         self.token = ""
 
     def holds(self, tag: str) -> bool:
-        """Whether this tag was given under the channel that the consumer has now."""
+        """Whether this tag was made for the channel that the consumer has now."""
         return not tag or tag.startswith(self.token)
 
     def now_ms(self) -> int:
@@ -70,7 +70,7 @@ class Claim:
         return time.time_ns() // 1_000_000
 
     def drop(self, tag: str) -> None:
-        """Its move is under way, or answered: the message is no longer looked after here."""
+        """The message's move was sent or answered: the message is no longer held."""
         held = self.held.pop(tag, None)
         if held is not None:
             held.leave()

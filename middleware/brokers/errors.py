@@ -1,4 +1,4 @@
-"""What drivers raise, for those who must not know a driver."""
+"""The errors that drivers raise, for modules that must not import a driver."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Whatever else kombu speaks: the transitions, by kombu's own interface."""
+"""The transitions on kombu's other transports, by kombu's own interface."""

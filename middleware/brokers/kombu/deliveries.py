@@ -1,9 +1,10 @@
-"""What one worker holds on a broker that is known by kombu's own interface alone.
+"""The messages that one worker holds on a broker that is used by kombu's own interface only.
 
-A delivery is acknowledged where its message left, in that thread, as Celery does it; kombu allows for that. What has not been
-acknowledged when the channel closes, kombu puts back where it can: as it came, and marked, whatever was made of it in the meantime.
+A delivery is acknowledged in the thread in which its message ended, as Celery does it; kombu allows for that. When the channel
+closes, kombu puts back the deliveries that are not acknowledged, if it can: as they came, and marked, whatever the worker did with
+them meanwhile.
 
-Limits: bytes that are no message end the consumer's connection inside kombu, before anybody is asked.
+Limits: bytes that are no message end the consumer's connection inside kombu, before our code sees them.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ if TYPE_CHECKING:
 
     from ...ports import Held, Transport
 
-#: What kombu says of every delivery; a transport's own objects, which some put beside it, stay here.
+#: The fields that kombu gives every delivery. Some transports add objects of their own; these are not put into envelopes.
 DELIVERY_INFO = ("exchange", "routing_key", "redelivered", "priority")
 
 
 class GenericClaim(Claim):
-    """Who holds what."""
+    """The messages that this worker holds."""
 
     def __init__(self, transport: Transport, worker: str) -> None:
         super().__init__(transport, worker)
@@ -39,7 +40,7 @@ class GenericClaim(Claim):
         self._numbers = itertools.count(1)
 
     def attach(self, consumer: Consumer) -> None:
-        """The consumer has connected, for the first time or again; it consumes from now on."""
+        """Called when the consumer has connected, for the first time or again, before it consumes."""
         lost = len(self.held)
         self.token = uuid.uuid4().hex[:12]
         self.held.clear()
@@ -66,13 +67,13 @@ class GenericClaim(Claim):
         return held
 
     def settle(self, tag: str) -> None:
-        """Acknowledge the delivery: its message has left."""
+        """Acknowledge the delivery: its message has ended or moved."""
         acknowledge = self._acknowledge.pop(tag, None)
         if acknowledge is None:
             return
         try:
             acknowledge()
-        except Exception as exc:  # noqa: BLE001 - the channel is gone: the message has left all the same
+        except Exception as exc:  # noqa: BLE001 - the channel is gone, but the message has ended or moved
             log.warning("acknowledge.failed", count=1, error=str(exc), why="the message is delivered again")
 
     def drop(self, tag: str) -> None:
@@ -83,7 +84,7 @@ class GenericClaim(Claim):
 def envelope_of(payload: dict[str, Any], *, was_moved: bool) -> bytes:
     """The envelope of a delivery, as bytes: what kombu received, without the objects that a transport has put into it.
 
-    What kombu's JSON has no word for (the memory transport hands anything over) becomes text.
+    A value that kombu's JSON cannot represent becomes text (the memory transport accepts any object).
     """
     properties = payload["properties"]
     info = {name: value for name, value in (properties.get("delivery_info") or {}).items() if name in DELIVERY_INFO}
@@ -102,7 +103,7 @@ class _Anything(JSONEncoder):
 
 
 def _consume(consume: Callable[..., Any], queue: str, *args: Any, callback: Callable[[Any], Any], **kwargs: Any) -> Any:
-    """As the channel's own `basic_consume`; each message knows the queue that it was taken from."""
+    """As the channel's own `basic_consume`; each message gets the name of the queue that it was taken from."""
 
     def knowing(message: Any) -> Any:
         message.queue = queue

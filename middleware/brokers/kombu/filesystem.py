@@ -1,7 +1,7 @@
-"""kombu's filesystem transport, for an app with `Redelivery`: a message is in its queue whole, or not at all.
+"""kombu's filesystem transport, for an app with `Redelivery`: a queue never holds a part of a message.
 
-kombu's own writes it into a file that workers can see already: one that takes it half written loses it, and ends. Here it is
-written under another name (`….unfinished`, which nobody takes), and given its own when it is whole.
+kombu's own transport writes a message into a file that workers already see: a worker that takes a half-written file loses the
+message, and ends. Here the message is written under another name (`….unfinished`, which no worker takes), and then renamed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The transitions on whatever else kombu speaks (memory, filesystem, SQS, …): publish, record, then acknowledge.
+"""The transitions on kombu's other transports (memory, filesystem, SQS, …): publish, record, then acknowledge.
 
-They use kombu's own interface alone, in the thread that asks, so that they hold on each of its virtual transports. A delay is an
-ETA that the worker waits for; an event is a line of the log. Limits: those of `capabilities`; what becomes of a delivery whose
-worker is killed, `docs/guarantees.md` says for each of kombu's transports.
+They use only kombu's own interface, in the calling thread, so that they work on each of its virtual transports. A delay is an ETA
+that the worker waits for; an event is a line of the log. Limits: those of `capabilities`. `docs/guarantees.md` says for each of
+kombu's transports what happens to a delivery if its worker is killed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from ...policy.resolver import Pace
     from ...ports import Held, Session, TaskResult
 
-#: Properties that the channel which publishes writes anew.
+#: Properties that the publishing channel writes again.
 OF_THE_CHANNEL = ("body_encoding", "delivery_tag", "delivery_info", "priority")
 
 
@@ -72,7 +72,7 @@ class GenericTransport(WithoutLeases):
 
     @cached_property
     def capabilities(self) -> frozenset[Capability]:
-        """What this kind of broker can do, by the transport that kombu has for it."""
+        """What this kind of broker can do, as kombu's transport for it shows."""
         return capabilities_of(self.app.connection_for_write().get_transport_cls().Channel)
 
     # the worker's side
@@ -90,12 +90,12 @@ class GenericTransport(WithoutLeases):
         self.claim.attach(consumer)
 
     def has_queue(self, name: str) -> bool:
-        """Whether the broker has this queue. Raises `BrokerError`: nobody can look without making it."""
+        """Whether the broker has this queue. Raises `BrokerError`: on these brokers, a look would create the queue."""
         msg = f"this broker cannot tell whether queue {name!r} exists: leave auto_create_dead_letter_resources on"
         raise BrokerError(msg)
 
     def warn(self, queues: Sequence[str], letters: Iterable[str], management_url: str | None) -> None:  # noqa: ARG002 - the port's
-        """Say what cannot be promised on a broker that is known by kombu's own interface alone."""
+        """Log what is not guaranteed on a broker that is used by kombu's own interface only."""
         name = self.app.connection_for_write().transport_cls
         log.warning("broker.limits", transport=name, limits="; ".join(limits(self)))
 
@@ -110,14 +110,14 @@ class GenericTransport(WithoutLeases):
         list_name: str,
         message: bytes,
         *,
-        task_id: str,  # noqa: ARG002 - nothing is looked up by it here
+        task_id: str,  # noqa: ARG002 - there is no lookup by task here
         event: Event | None,
         delay_ms: int | None = None,
         due_ms: int | None = None,
         first: bool = False,  # noqa: ARG002 - nothing can be put at a queue's head
         pace: Pace | None = None,  # noqa: ARG002 - a retry budget is refused at start
     ) -> Answer:
-        """Publish the message to its queue again, with the ETA for which a worker is to hold it."""
+        """Publish the message to its queue again, with the ETA until which a worker holds it."""
         now_ms = self.now_ms()
         wait_ms = (due_ms - now_ms if due_ms is not None else delay_ms) or 0
         return self._carry(tag, event, list_name, held_until(message, now_ms + wait_ms if wait_ms > 0 else None))
@@ -128,24 +128,24 @@ class GenericTransport(WithoutLeases):
         message: bytes,
         *,
         dead_letter_queue: str,
-        queue: str,  # noqa: ARG002 - a queue has no type here that its letters could need
+        queue: str,  # noqa: ARG002 - queues have no types here
         event: Event | None,
-        must_exist: bool = False,  # noqa: ARG002 - nobody can look, so that it is refused at start
+        must_exist: bool = False,  # noqa: ARG002 - refused at start: see `has_queue`
     ) -> Answer:
-        """Publish the message to a dead-letter queue, which is declared where it is not there."""
+        """Publish the message to a dead-letter queue, which is declared if it is missing."""
         return self._carry(tag, event, dead_letter_queue, message)
 
     def start(self, tag: str) -> Answer:
-        """Whether the message is still this worker's to run; there is no place to record a start."""
+        """Whether this worker may still run the message; a start cannot be recorded here."""
         return Answer.DONE if self.claim is None or self.claim.holds(tag) else Answer.REFUSED
 
     def release(self, held: Sequence[Held]) -> int:
-        """Put messages that were not run back into their queues, unmarked, behind all others; how many went back."""
+        """Put messages that did not run back into their queues, unmarked, behind all others; return how many went back."""
         count = 0
         for each in held:
             try:
                 count += self._carry(each.tag, None, each.queue, each.raw) is Answer.DONE
-            except Exception as exc:  # noqa: BLE001 - the others go back all the same
+            except Exception as exc:  # noqa: BLE001 - the others still go back
                 log.error(
                     "release.refused", error=f"{type(exc).__name__}: {exc}", why="kombu or the broker puts it back, if it can"
                 )
@@ -153,11 +153,11 @@ class GenericTransport(WithoutLeases):
 
     @staticmethod
     def now_ms() -> int:
-        """This machine's time: these brokers tell nobody their own."""
+        """This machine's time: these brokers do not report their time."""
         return time.time_ns() // 1_000_000
 
     def drain(self, seconds: float) -> int:  # noqa: ARG002 - the port's
-        """Nothing is under way here: each transition has been carried out when it is answered."""
+        """Return 0: each call carries its transition out before it returns."""
         return 0
 
     def close(self) -> None:
@@ -167,7 +167,7 @@ class GenericTransport(WithoutLeases):
     # carrying out
 
     def _carry(self, tag: str, event: Event | None, queue: str = "", message: bytes | None = None) -> Answer:
-        """Publish, record, acknowledge. Raises `ConnectionError`, or what the channel raises; then nothing was acknowledged."""
+        """Publish, record, acknowledge. Raises `ConnectionError`, or what the channel raises; then nothing is acknowledged."""
         claim = self.claim
         if claim is not None and not claim.holds(tag):
             return Answer.REFUSED  # its channel is gone, and kombu or the broker has put it back
@@ -180,12 +180,12 @@ class GenericTransport(WithoutLeases):
         return Answer.DONE
 
     def _tell(self, event: Event) -> None:
-        """Record the event: its fields by name, those that are empty left out."""
+        """Record the event: its fields by name, without the empty ones."""
         told = replace(event, event_id=self._numbers.next_id(), at_ms=self.now_ms(), clock="worker")
         log.info("outcome.recorded", **{name: value for name, value in told.to_dict().items() if value not in {"", None}})
 
     def _publish(self, queue: str, message: bytes) -> None:
-        envelope: dict[str, Any] = loads(message)  # kombu's own: what has a type comes out as it went in
+        envelope: dict[str, Any] = loads(message)  # kombu's own: it keeps the types of values
         properties = envelope["properties"]
         body = envelope.get("body") or ""
         kept = {name: value for name, value in properties.items() if name not in OF_THE_CHANNEL}
@@ -210,11 +210,11 @@ class GenericTransport(WithoutLeases):
                 is_away = self._is_away(exc)
                 self._disconnect()
                 if is_away:
-                    raise ConnectionError(str(exc)) from exc  # as the outbox knows it: the others wait, too
+                    raise ConnectionError(str(exc)) from exc  # the outbox knows this error: the other messages wait, too
                 raise
 
     def _connected(self) -> Any:
-        """The channel to publish on. Raises `BrokerUnavailable` where nothing answers."""
+        """The channel to publish on. Raises `BrokerUnavailable` if nothing answers."""
         if self._channel is None:
             connection = self.app.connection_for_write()
             try:
@@ -226,10 +226,10 @@ class GenericTransport(WithoutLeases):
         return self._channel
 
     def _is_away(self, exc: Exception) -> bool:
-        """Whether it is the broker's fault, and not this message's."""
-        if isinstance(exc, BrokerUnavailable) or isinstance(exc.__cause__, OSError):  # the latter is a channel's own word for it
+        """Whether the broker caused the error, and not this message."""
+        if isinstance(exc, BrokerUnavailable) or isinstance(exc.__cause__, OSError):  # some channels wrap the OSError
             return True
-        # Some transports count among these whatever a missing key may mean.
+        # Some transports count `KeyError` and the like as errors of the connection.
         return isinstance(exc, self._connection.connection_errors) and not isinstance(exc, (LookupError, TypeError, ValueError))
 
     def _disconnect(self) -> None:
@@ -243,14 +243,14 @@ class GenericTransport(WithoutLeases):
 
 
 def capabilities_of(channel: Any) -> frozenset[Capability]:
-    """What can be done with this class of kombu's channels: whether it tells its broker of acknowledgements, or merely forgets."""
+    """What this class of kombu's channels can do. It keeps messages only if it sends acknowledgements to its broker."""
     tells = channel.basic_ack is not virtual.Channel.basic_ack or channel.QoS.ack is not virtual.QoS.ack
     found = {Capability.DEAD_LETTER_QUEUES, Capability.EXACT_DELAYS}
     return frozenset(found | ({Capability.KEPT_UNTIL_ACKNOWLEDGED} if tells else set()))
 
 
 def limits(transport: GenericTransport) -> list[str]:
-    """What a worker on this broker cannot promise, in words, for its start."""
+    """Sentences that say at a worker's start what this broker does not guarantee."""
     kept = Capability.KEPT_UNTIL_ACKNOWLEDGED in transport.capabilities
     crash = "is delivered again by the broker, uncounted" if kept else "is lost: kombu has taken it off the broker"
     connection = transport.app.connection_for_write()
@@ -268,7 +268,7 @@ def limits(transport: GenericTransport) -> list[str]:
 
 
 def held_until(message: bytes, due_ms: int | None) -> bytes:
-    """The message as a worker holds it until then: by its ETA, which nobody has waited for."""
+    """The message with this time as its ETA, without the mark that an ETA was waited for: the next worker holds it until then."""
     found = opened(message)
     headers = {**found["headers"], "eta": None if due_ms is None else iso(due_ms)}
     if HEADER in headers:
