@@ -1,10 +1,10 @@
 """A batch on RabbitMQ: its events in one message, then its messages, all in one write; their confirmations are awaited together.
 
-It goes out on a channel of its own beside the producer's, with confirmations, whether the app has asked for them or not: when a
-group returns, the broker has all of it. The events go first, as those of single publications do. Where the outcome log refuses
-them, the tasks are there all the same, and a line of the log says so: an error would have its caller publish them again. A
-connection that is lost leaves unknown what was not confirmed: when the batch is tried again, that is sent again, and events under
-the same ids. So a task can be there twice, as when Celery tries a publication again.
+It is published on a channel of its own, on the producer's connection. This channel always uses confirmations, even if the app does
+not: when a group returns, the broker has all its messages. The events go first, as those of single publications do. If the outcome
+log refuses the events, the tasks are published nevertheless, and a line of the log says so: an error would make the caller publish
+them again. If the connection breaks, it is not known whether the unconfirmed messages arrived. When the batch is tried again, they
+are sent again, with their events under the same ids. So a task can exist twice, as when Celery tries a publication again.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ if TYPE_CHECKING:
     from ...messages.publication import Batch, Publication
     from .names import AmqpNames
 
-#: Seconds for all confirmations of a batch to come, where no `confirm_timeout` says otherwise.
+#: Seconds for all confirmations of a batch to come, unless `confirm_timeout` or `timeout` is given.
 TIMEOUT = 30.0
 
 _NUMBERS = Numbering()
 
 
 class _Written:
-    """What a frame writer of py-amqp writes to: parts that go out together."""
+    """The target of a frame writer of py-amqp: it keeps the parts, which are sent together."""
 
     def __init__(self) -> None:
         self.parts: list[bytes] = []
 
     def write(self, part: bytes | memoryview) -> None:
-        """Keep it: py-amqp uses the memory behind it again."""
+        """Keep a copy, because py-amqp uses the same memory again."""
         self.parts.append(bytes(part))
 
     def taken(self) -> bytes:
-        """All of it, once."""
+        """All parts as one; then forget them."""
         whole = b"".join(self.parts)
         self.parts.clear()
         return whole
@@ -67,14 +67,14 @@ class Together:
 
     @property
     def is_open(self) -> bool:
-        """Whether it can be used: the broker closes a channel on which something was wrong."""
+        """Whether the channel can be used: the broker closes a channel after an error."""
         return self._channel.connection is not None
 
     def publish(self, batch: Batch, producer: Any) -> None:
-        """Publish what is left. Raises what py-amqp raises, `MessageNacked`, and `OperationalError` where nothing is confirmed.
+        """Publish what is left. Raises what py-amqp raises, `MessageNacked`, and `OperationalError` if confirmations do not come.
 
-        Where it is interrupted, or the connection breaks, the connection is dropped: a part of the batch may have been written, so
-        that what comes behind would be taken for the rest, and a close may never be answered.
+        If it is interrupted, or the connection breaks, the connection is dropped: a part of the batch may have been written, so
+        that the broker would read the next bytes as the rest of it, and might never answer a close.
         """
         try:
             self._publish(batch.left, producer)
@@ -85,7 +85,7 @@ class Together:
             raise
 
     def _publish(self, left: Sequence[Publication], producer: Any) -> None:
-        self._written.taken()  # what an error has left
+        self._written.taken()  # drop what an error has left
         made = [self._made(each, producer) for each in left]
         events = [(each.event_id, event) for each, (_, event) in zip(left, made, strict=True) if event is not None]
         confirms, at_log = self._confirms, 0
@@ -98,7 +98,7 @@ class Together:
             self._send()
             self._confirmed(min((each.how["confirm_timeout"] or each.how["timeout"] or TIMEOUT for each in left), default=TIMEOUT))
         except BaseException:
-            _NUMBERS.begin_anew()  # the last ids may not have arrived, and then their numbers would look like some that were lost
+            _NUMBERS.begin_anew()  # the last events may not have arrived: their numbers would look like lost events
             raise
         finally:
             for number, each in zip(numbers, left, strict=True):
@@ -119,7 +119,7 @@ class Together:
         return message, event
 
     def _add(self, message: Any, how: Mapping[str, Any]) -> int:
-        """Add a publication to what goes out; its number on this channel."""
+        """Add a publication to the next write; return its number on this channel."""
         flags = bool(how.get("mandatory")), bool(how.get("immediate"))
         args = dumps("Bssbb", (0, how["exchange"], how["routing_key"], *flags))
         self._write_frame(1, self._channel.channel_id, spec.Basic.Publish, args, message)
@@ -135,7 +135,7 @@ class Together:
         while self._confirms.open:
             left = deadline - time.monotonic()
             if left <= 0:
-                self._connection.collect()  # a broker that is blocked does not answer a close, either
+                self._connection.collect()  # a blocked broker does not answer a close, either
                 count = len(self._confirms.open)
                 msg = f"RabbitMQ has not confirmed {count} messages within {seconds:g} s; is it blocked by an alarm?"
                 raise OperationalError(msg)

@@ -1,10 +1,10 @@
-"""Channels of RabbitMQ for an app with `Redelivery`: kombu's, which record what they publish, and know where a delivery came from.
+"""Channels of RabbitMQ for an app with `Redelivery`: kombu's, which record what they publish, and know the queue of a delivery.
 
-A task that is published straight to a queue (the default exchange, as Celery does for its direct queues) is recorded as `published`
-just before: the event first, so that a publication that failed is `lost` in the books, as it is in truth, rather than a task
-without a beginning. What goes to any other exchange may reach several queues, or none: its life opens at first sight in a worker.
+A task that is published directly to a queue (the default exchange, as Celery does for its direct queues) is recorded as
+`published`. The event is sent just before the task: if the publication fails, the books show the task as `lost`, which is true. A
+message that goes to any other exchange may reach several queues, or none: its life begins when a worker first sees it.
 
-A task's `expiration` is put where the broker does not see it: else it would throw the message away in silence, before any worker
+A task's `expiration` is moved to a header that the broker does not read: otherwise the broker would drop the message, and no worker
 could record that it expired.
 
 A worker's channel acknowledges many deliveries at once (`acks`), and can ask for more than Celery's prefetch window
@@ -43,18 +43,19 @@ if TYPE_CHECKING:
 
 NUMBERS = Numbering()
 NAMES = AmqpNames()
-#: Messages that a producer publishes in one write, whose confirmations it awaits together.
+#: The most messages that a producer publishes in one write, and whose confirmations it awaits together.
 MAX_TOGETHER = 500
-#: How often the broker is asked something that it answers behind the acknowledgements before it: a channel of RabbitMQ sends a
-#: quorum queue 32 commands at the most, and the rest, as one, when it has heard of them, which may be just after the first answer.
+#: How many questions `await_acknowledged` asks; the broker answers each after the acknowledgements that came before it. One is not
+#: enough: a channel of RabbitMQ sends a quorum queue 32 commands at the most, and the rest as one command when those are answered,
+#: which may be just after the first answer.
 BARRIERS = 3
-#: What RabbitMQ says of a delivery that was held for longer than its `consumer_timeout`.
+#: A part of RabbitMQ's error when a delivery was held for longer than its `consumer_timeout`.
 TIMED_OUT = "delivery acknowledgement"
 TIMED_OUT_WHY = "a task ran, or waited here, longer than RabbitMQ's consumer_timeout: it is delivered again; raise the timeout"
 
 
 class Message(pyamqp.Message):
-    """A kombu message that knows its queue, and what py-amqp received."""
+    """A kombu message that knows its queue, and the message that py-amqp received."""
 
     held: Any = None
     queue: str | None = None
@@ -62,7 +63,7 @@ class Message(pyamqp.Message):
 
 
 class Long(int):
-    """A number that py-amqp writes with 64 bits, however small it is."""
+    """A number that py-amqp always writes with 64 bits, even if it is small."""
 
     def __gt__(self, _: object) -> bool:
         return True
@@ -75,22 +76,22 @@ class Channel(Windowed):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._settled = Settled()
-        #: Queues that were deleted under their consumers: nobody has what was delivered from them but this worker.
+        #: Queues that were deleted under their consumers: only this worker has the messages that were delivered from them.
         self.deleted: set[str] = set()
         super().__init__(*args, **kwargs)
-        #: A body stays as it was on the wire: not each codec that a producer may name gives it back.
+        #: A body stays as it was on the wire: some codecs that a producer may name cannot encode the text to the same bytes again.
         self.auto_decode = False
 
     # receiving
 
     def _on_basic_cancel(self, consumer_tag: str) -> None:
-        """As py-amqp's, which raises; remembers whose queue is gone."""
+        """As py-amqp's, which raises; remembers the queue as deleted."""
         if consumer_tag in self.queue_of_tag:
             self.deleted.add(self.queue_of_tag[consumer_tag])
         super()._on_basic_cancel(consumer_tag)
 
     def message_to_python(self, raw_message: Any) -> Any:
-        """As kombu's; the message knows where it was taken from."""
+        """As kombu's; the message gets the name of the queue that it was taken from."""
         message = self.Message(raw_message, channel=self)
         info = raw_message.delivery_info or {}
         consumer = info.get("consumer_tag", "")
@@ -113,7 +114,7 @@ class Channel(Windowed):
         return super().basic_reject(delivery_tag, *args, **kwargs)
 
     def acknowledge(self, tags: Iterable[int]) -> None:
-        """Acknowledge these deliveries, in as few frames as they need, and in one go. Raises what the connection raises."""
+        """Acknowledge these deliveries, in as few frames as possible, in one write. Raises what the connection raises."""
         connection = self.connection
         if connection is None:
             msg = "the channel is closed"
@@ -124,9 +125,9 @@ class Channel(Windowed):
             connection.bytes_sent += 1  # py-amqp counts what it writes, to know when a heartbeat is due
 
     def await_acknowledged(self, queue: str) -> None:
-        """Wait until a quorum queue has written down whatever was acknowledged on this channel: RabbitMQ forgets what it has not.
+        """Wait until a quorum queue has logged all acknowledgements of this channel: RabbitMQ forgets the others.
 
-        It is asked for a consumer that may be given nothing (RabbitMQ's `x-credit`): the answer comes through the queue's own log.
+        The question is a consumer that may receive nothing (RabbitMQ's `x-credit`): its answer comes through the queue's own log.
         """
         for _ in range(BARRIERS):
             tag = f"redelivery-{uuid.uuid4().hex[:12]}"
@@ -134,9 +135,9 @@ class Channel(Windowed):
             super().basic_cancel(tag)
 
     def _on_close(self, reply_code: int, reply_text: str, class_id: int, method_id: int) -> None:
-        """As py-amqp's; where a message was held for longer than RabbitMQ's `consumer_timeout`, the connection is to be made again.
+        """As py-amqp's; if a message was held for longer than RabbitMQ's `consumer_timeout`, Celery is made to connect again.
 
-        For Celery it would be an error like any other of a channel, at which the whole worker ends.
+        Without this, Celery would treat it as any other error of a channel, and the whole worker would end.
         """
         try:
             super()._on_close(reply_code, reply_text, class_id, method_id)
@@ -154,12 +155,12 @@ class Channel(Windowed):
         return super().basic_publish(msg, exchange, routing_key, **kwargs)
 
     def basic_publish_confirm(self, msg: Any, exchange: str = "", routing_key: str = "", **kwargs: Any) -> Any:
-        """As py-amqp's, where the app has set `confirm_publish`; then the event is confirmed, too."""
+        """As py-amqp's, if the app has set `confirm_publish`; then the event is confirmed, too."""
         self._announce(msg, exchange, routing_key, super().basic_publish_confirm)
         return super().basic_publish_confirm(msg, exchange, routing_key, **kwargs)
 
     def publish_together(self, batch: Batch) -> None:
-        """Publish and record what is left of a batch, and wait for all confirmations together (`batch`)."""
+        """Publish and record the rest of a batch, and wait for all confirmations together (`batch`)."""
         self._declare_once()
         together = getattr(self.connection, "together", None)
         if together is None or not together.is_open:
@@ -180,7 +181,7 @@ class Channel(Windowed):
             raise
 
     def prepared(self, msg: Any, exchange: str, routing_key: str) -> Event | None:
-        """Write into a task's headers what they are to say when it goes; the event that is to be recorded before, if one is."""
+        """Complete a task's headers for its publication; return the event to record before it, or None."""
         headers = msg.properties.get("application_headers") or {}
         event = published({"headers": headers}, routing_key)
         if event is None:
@@ -191,7 +192,7 @@ class Channel(Windowed):
             headers[EXPIRATION] = expiration
         if PUBLISHED not in headers and (expiration is not None or is_dated(headers) or self._is_bounded(exchange, event)):
             headers[PUBLISHED] = time.time_ns() // 1_000_000
-        # a copy goes to queues that nobody here knows
+        # copies go to queues that are not known here
         is_announced = not exchange and not {"CC", "BCC"} & headers.keys()
         if is_announced:
             headers[ANNOUNCED] = 1
@@ -199,7 +200,7 @@ class Channel(Windowed):
         return event if is_announced else None
 
     def _is_bounded(self, exchange: str, event: Event) -> bool:
-        """Whether a policy gives the message a lifetime, which counts from now; an exchange may mean any queue of the app."""
+        """Whether a policy gives the message a lifetime, which begins now; an exchange may lead to any queue of the app."""
         runtime = getattr(self.connection.client, "redelivery", None)
         if runtime is None:
             return False
@@ -207,14 +208,14 @@ class Channel(Windowed):
         return any(runtime.policies.bounds_of(queue, event.task) is not None for queue in queues)
 
     def _declare_once(self) -> None:
-        """Once for each connection: an exchange that is missing would close the channel."""
+        """Declare the outcome log, once for each connection: publishing to a missing exchange would close the channel."""
         if not getattr(self.connection, "has_outcomes", False):
             declare_outcomes(self.connection, NAMES, max_log_bytes(self.connection.client))
             self.connection.has_outcomes = True
 
 
 class Connection(ReadingAhead):
-    """A connection of py-amqp, with our channels, which no message that is read can end."""
+    """A connection of py-amqp, with our channels; no message that it reads can end it."""
 
     Channel = Channel
 
@@ -226,7 +227,7 @@ class RabbitTransport(pyamqp.Transport):
     """kombu's transport for RabbitMQ, with our channels."""
 
     Connection = Connection
-    #: Its channels publish so many messages in one batch (`publish_together`).
+    #: How many messages its channels publish in one batch (`publish_together`).
     publishes_together = MAX_TOGETHER
 
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:
@@ -237,7 +238,7 @@ class RabbitTransport(pyamqp.Transport):
             connection.read_ahead(loop)
 
     def on_readable(self, connection: Any, loop: Any) -> None:
-        """As kombu's, which comes back until nothing is left: what reads ahead has left nothing."""
+        """As kombu's, which calls itself again until nothing is left; a connection that reads ahead leaves nothing."""
         if not connection.reads_ahead:
             super().on_readable(connection, loop)
         elif not connection.connected:
@@ -251,5 +252,5 @@ class RabbitTlsTransport(pyamqp.SSLTransport):
     """The same over TLS."""
 
     Connection = Connection
-    #: Its channels publish so many messages in one batch (`publish_together`).
+    #: How many messages its channels publish in one batch (`publish_together`).
     publishes_together = MAX_TOGETHER

@@ -1,4 +1,4 @@
-"""What the broker has yet to answer, and what it has refused, of what is published on a channel."""
+"""Which publications on a channel the broker has not answered yet, and which it has refused."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class Confirms:
-    """The numbers of publications: those that are not answered, and those that are refused. The channel confirms from here on."""
+    """The numbers of the unanswered and of the refused publications. It makes its channel confirm publications."""
 
     def __init__(self, channel: Any = None) -> None:
         self.open: set[int] = set()
@@ -18,7 +18,7 @@ class Confirms:
             channel.events["basic_nack"].add(self._refused)
 
     def published(self) -> int:
-        """One more is published; its number."""
+        """Count one more publication; return its number."""
         self._last += 1
         self.open.add(self._last)
         return self._last

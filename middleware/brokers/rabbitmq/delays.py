@@ -1,7 +1,7 @@
-"""How a message waits on RabbitMQ: which level of the delay store it is published to, and under which key.
+"""How a message waits on RabbitMQ: the level of the delay store that it is published to, and its key.
 
-A wait of 2**28 seconds (eight years and a half) or more has no bits: the message waits for the longest there is, and bears no
-mark then that its ETA has been waited for, so that the worker to which it comes lets it wait for the rest.
+The delay store has no bits for 2**28 seconds (eight and a half years) or more: the message waits for the longest possible time. It
+then has no mark that its ETA has been waited for, so that the worker that receives it lets it wait for the rest.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A message on its way to the delay store: its bytes, its target (exchange, routing key), and for how many seconds."""
+    """A message for the delay store: its bytes, its target (exchange, routing key), and how many seconds it waits."""
 
     message: bytes
     target: tuple[str, str]
@@ -28,7 +28,7 @@ class Waiting:
 
 
 def waiting(names: AmqpNames, queue: str, message: bytes, wait_ms: float) -> Waiting | None:
-    """How this message waits before it goes to `queue`; None where it need not."""
+    """How this message waits before it goes to `queue`; None if it need not wait."""
     wanted = math.ceil(wait_ms / 1000)
     if wanted <= 0:
         return None
@@ -38,7 +38,7 @@ def waiting(names: AmqpNames, queue: str, message: bytes, wait_ms: float) -> Wai
 
 
 def _for_a_part(message: bytes) -> bytes:
-    """The message, whose wait will not be over when it comes out."""
+    """The message for a first part of its wait: without the mark that its ETA has been waited for."""
     raw = opened(message)
     header = replace(Envelope.of(raw["headers"]), served_eta=None).to_header()
     return sealed({**raw, "headers": {**raw["headers"], HEADER: header}})

@@ -1,9 +1,9 @@
 """The outcome events as messages of RabbitMQ: how they are packed, and read again.
 
-One message holds one event or more: JSON, a list of tables with the short names of `ENTRY`, what is empty left out; `i` is
-the event's id. The id is given when the event is made, `<ms>-<publisher>.<number>`, and is the same when it is published a second
-time because the confirmation was lost: a reader of the log counts an id once. The numbers of one publisher have no gap, so that
-a missing one shows. The time is the recorder's clock (`clock` says `worker`): RabbitMQ tells nobody its own.
+One message holds one event or more: JSON, a list of tables with the short names of `ENTRY`, without empty values; `i` is the
+event's id. The id, `<ms>-<publisher>.<number>`, is made with the event. It stays the same if the event is published a second time
+because the confirmation was lost: a reader of the log counts an id once. The numbers of one publisher have no gap, so that a
+missing event is noticed. The time is by the clock of the recording process (`clock` is `worker`): RabbitMQ does not report its own.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ def packed(numbered: Iterable[tuple[str, Event]]) -> bytes:
 
 
 def events_of(body: bytes | str) -> list[Event]:
-    """The events of a message. Raises `EnvelopeError` where it holds none of ours."""
+    """The events of a message. Raises `EnvelopeError` if redelivery did not write it."""
     try:
         tables = json.loads(body)
         if not isinstance(tables, list):
-            raise TypeError(type(tables).__name__)  # noqa: TRY301 - answered as whatever else is wrong with it
+            raise TypeError(type(tables).__name__)  # noqa: TRY301 - handled like any other error in it
         return [replace(Event.from_entry(table["i"], table), clock="worker") for table in tables]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
         msg = f"this message of the outcome log was not written by redelivery: {type(exc).__name__}: {exc}"

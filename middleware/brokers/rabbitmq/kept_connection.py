@@ -1,8 +1,8 @@
-"""A connection for questions, kept from one to the next: RabbitMQ works longer for a new connection than for most questions.
+"""A connection that is kept between questions, because a new connection costs RabbitMQ more than most questions.
 
-One question at a time has it. Another one that has waited for a second gets a connection of its own, so that one that hangs holds
-up nobody. A connection that a question has failed on, that has lain unused for long, that the broker has closed, or that came here
-by a fork, is not used again. It is closed when the process ends.
+One question uses it at a time. If another question has waited for a second, it gets a connection of its own, so that a question
+that hangs does not stop the others. A connection is not used again if a question on it failed, if it was unused for long, if the
+broker has closed it, or if a parent process opened it. It is closed when the process ends.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-#: Seconds after which a connection that nobody has used is not trusted any more, and that a question waits for the one before it.
+#: Seconds after which an unused connection is not used again; seconds that a question waits for the one before it.
 IDLE, PATIENCE = 30.0, 1.0
 
 
 @dataclass(slots=True)
 class _Last:
-    """The connection of the last question, who made it, and when it was used."""
+    """The connection of the last question, the process that made it, and when it was used."""
 
     connection: Any = None
     pid: int = 0
@@ -34,14 +34,14 @@ class _Last:
     def is_usable(self) -> bool:
         if self.connection is None or self.pid != os.getpid() or time.monotonic() - self.used > IDLE:
             return False
-        with selectors.DefaultSelector() as heard:  # whatever the pool has: eventlet takes `poll` away
+        with selectors.DefaultSelector() as heard:  # works in every pool: eventlet removes `poll`
             heard.register(self.connection.connection.transport.sock, selectors.EVENT_READ)
-            return not heard.select(0)  # nothing was asked: all that can come is the end
+            return not heard.select(0)  # nothing was asked: only the end of the connection can arrive
 
     def drop(self) -> None:
         connection, self.connection = self.connection, None
         if connection is not None and self.pid == os.getpid():
-            with suppress(Exception):  # it is of no use, and what was asked has its answer, or its error
+            with suppress(Exception):  # it is not needed, and the question has its answer or its error
                 connection.release()
 
 

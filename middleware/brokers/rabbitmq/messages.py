@@ -1,7 +1,7 @@
 """A delivery of py-amqp as the JSON envelope that kombu writes on Redis, and such an envelope as a message that can be published.
 
-Nothing is lost on the way there and back; `docs/rabbitmq.md` says what is written how. Limits: bytes in a header that are valid
-UTF-8 come back as text, and what nests deeper than `MAX_DEPTH` is kept as bytes.
+Nothing is lost in the two conversions; `docs/rabbitmq.md` describes the format. Limits: bytes in a header that are valid UTF-8 come
+back as text, and a value that nests deeper than `MAX_DEPTH` is kept as bytes.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from .properties import MARK
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-#: A header for which RabbitMQ routes a copy for each routing key in it.
+#: RabbitMQ routes a copy of the message for each routing key in this header.
 CC = "CC"
 PERSISTENT = 2
 #: Bytes: RabbitMQ's frames have 128 KiB by default, and properties and headers must fit into one.
 MAX_HEADERS = 126_000
-#: Bytes: what one frame can hold of properties, and what it may where the message waits in the delay store, which adds headers.
+#: Bytes of properties that one frame can hold, and that it may hold for a message in the delay store, which adds headers.
 MAX_WIDTH, MAX_WITH_OURS = 131_000, 128_000
 
-#: What only the broker writes.
+#: Headers that only the broker writes.
 OF_THE_BROKER = re.compile(
     r"x-(death|delivery-count|opt-delivery-count|acquired-count|(first|last)-death-(queue|reason|exchange))\Z"
 )
@@ -50,7 +50,7 @@ DELAYED = re.compile(rf"(?:[01]\.){{{BITS}}}")
 def envelope_of(message: Any, *, queue: str, origin: tuple[str, str] | None = None) -> bytes:
     """The envelope of a delivery from this queue, as bytes.
 
-    `origin` is the exchange and routing key to remember where the message itself does not know them any more: those of the queue.
+    `origin` is the exchange and routing key of the queue. They are used if the message itself no longer has its own.
     """
     properties = message.properties
     headers = _written_headers(properties.get("application_headers") or {})
@@ -85,19 +85,19 @@ def envelope_of(message: Any, *, queue: str, origin: tuple[str, str] | None = No
 
 
 def shown(headers: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The headers as a task is shown them: without what the broker wrote when it let the message out of our delay store."""
+    """The headers that a task sees: without those that the broker wrote when the message left our delay store."""
     deaths = headers.get("x-death")
     queues = [each.get("queue") for each in deaths if isinstance(each, dict)] if isinstance(deaths, list) else []
-    if not any(isinstance(queue, str) and queue in OUR_LEVELS for queue in queues):  # anybody may have written it
+    if not any(isinstance(queue, str) and queue in OUR_LEVELS for queue in queues):  # any client may have written it
         return headers
     return {name: value for name, value in headers.items() if not _is_broker(name)}
 
 
 def published_to(message: Any, *, queue: str, origin: tuple[str, str] | None = None) -> dict[str, Any]:
-    """The exchange and routing key that a delivery from this queue was first published to, as `envelope_of` says them."""
+    """The exchange and routing key that a delivery from this queue was first published to, as `envelope_of` writes them."""
     headers = message.properties.get("application_headers") or {}
     delivered = headers.get(DELIVERED)
-    if isinstance(delivered, dict):  # anybody may have written it
+    if isinstance(delivered, dict):  # any client may have written it
         exchange, routing_key = (delivered.get(name) for name in ("exchange", "routing_key"))
         if _is_name(exchange) and _is_name(routing_key):
             return {"exchange": exchange, "routing_key": routing_key}
@@ -105,7 +105,7 @@ def published_to(message: Any, *, queue: str, origin: tuple[str, str] | None = N
 
 
 def message_of(raw: bytes, *, target: tuple[str, str]) -> amqp.Message:
-    """The message to publish to `target` (exchange, routing key). Raises `EnvelopeError` where these bytes are no envelope."""
+    """The message to publish to `target` (exchange, routing key). Raises `EnvelopeError` if these bytes are no envelope."""
     envelope = opened(raw)
     properties, headers = envelope["properties"], _read_headers(envelope["headers"])
     if properties.get("expiration") is not None:
@@ -137,16 +137,16 @@ def message_of(raw: bytes, *, target: tuple[str, str]) -> amqp.Message:
 
 
 def home_of(raw: bytes, queue: str) -> tuple[str, str]:
-    """The exchange and routing key that an envelope was first published to; a queue's own where it went straight to it."""
+    """The exchange and routing key that an envelope was first published to; the queue's own if it went directly to the queue."""
     info = opened(raw)["properties"].get("delivery_info") or {}
     exchange, routing_key = str(info.get("exchange") or ""), str(info.get("routing_key") or "")
     return exchange, routing_key if exchange else routing_key or queue
 
 
 def _boxed(raw: bytes, headers: Mapping[str, Any]) -> amqp.Message:
-    """The whole envelope as the body of a message with our own header alone: its properties fit into no frame.
+    """The whole envelope as the body of a message with only our own header, because its properties do not fit into one frame.
 
-    It is no task any more: where it is consumed it dies as `undecodable`, and its dead letter has all of it.
+    It is no task any more: when it is consumed, it dies as `undecodable`, and its dead letter contains the whole envelope.
     """
     kept = {name: headers[name] for name in ("id", HEADER) if name in headers}
     if not _is_name(kept.get("id")):
@@ -155,7 +155,7 @@ def _boxed(raw: bytes, headers: Mapping[str, Any]) -> amqp.Message:
 
 
 def _fitting(headers: dict[str, Any]) -> dict[str, Any]:
-    """The headers as they fit into one frame, as AMQP demands: where they do not, our history gives way, never the producer's."""
+    """The headers for one frame, as AMQP demands: if they are too long, our history is shortened, not the producer's headers."""
     if _size(headers) <= MAX_HEADERS or HEADER not in headers:
         return headers
     known = replace(Envelope.of(headers), failure=None)
@@ -169,11 +169,11 @@ def _size(headers: dict[str, Any]) -> int:
 
 
 def _width(message: amqp.Message) -> int:
-    return len(message._serialize_properties())  # noqa: SLF001 - nobody else can say
+    return len(message._serialize_properties())  # noqa: SLF001 - only py-amqp can tell
 
 
 def delivery_count(message: Any) -> int:
-    """How often the broker has handed this message over before, as far as it knows: a quorum queue counts, a classic one marks."""
+    """How often the broker has delivered this message before: a quorum queue counts, a classic queue only marks it (1)."""
     counted = (message.properties.get("application_headers") or {}).get("x-delivery-count")
     if isinstance(counted, int) and counted > 0:
         return counted
@@ -181,7 +181,7 @@ def delivery_count(message: Any) -> int:
 
 
 def _is_name(value: object) -> bool:
-    """Whether AMQP has room for it as the name of an exchange or a queue, or as a routing key."""
+    """Whether it is short enough for AMQP as the name of an exchange or a queue, or as a routing key."""
     return isinstance(value, str) and len(value.encode("utf-8", "surrogatepass")) <= MAX_BYTES
 
 
@@ -190,13 +190,13 @@ def _is_broker(name: object) -> bool:
 
 
 def _origin(headers: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Where our own header says that the message was published to; empty where it says nothing."""
+    """The target of the first publication, from our own header; empty if the header does not have it."""
     origin = Envelope.origin_of(headers) if HEADER in headers else {}
     return origin if origin.get("queue") else {}
 
 
 def _delivered(info: Mapping[str, Any], headers: Mapping[str, Any], queue: str, origin: tuple[str, str] | None) -> dict[str, Any]:
-    """Where it was published to: what our header says, or the delivery, unless a delay has come between."""
+    """The target of the first publication: from our header, else from the delivery; after a delay, from the key or the queue."""
     known = _origin(headers)
     if known.get("queue") == queue:
         return {"exchange": known.get("exchange", ""), "routing_key": known.get("routing_key", queue)}
@@ -206,21 +206,21 @@ def _delivered(info: Mapping[str, Any], headers: Mapping[str, Any], queue: str, 
         exchange, own = origin or ("", queue)
         routing_key = own if key == routing_key or not exchange else key
     elif not exchange:
-        routing_key = queue  # a copy (`CC`) bears the key of the message that it is a copy of
+        routing_key = queue  # a copy (`CC`) has the key of its original
     return {"exchange": exchange, "routing_key": routing_key}
 
 
 def _bytes(body: Any, encoding: Any) -> bytes:
-    """The body as it was on the wire: py-amqp has decoded it where it could."""
+    """The body as it was on the wire: py-amqp has decoded it if it could."""
     if isinstance(body, str):
         return body.encode(encoding or "utf-8")
     return bytes(body)
 
 
 def _written_headers(headers: Mapping[Any, Any]) -> dict[str, Any]:
-    """The headers for JSON: each by its name; those whose names JSON has no word for, and one named like our mark, under the mark.
+    """The headers for JSON, each by its name. Headers whose names are no text, or equal our mark, are put under the mark.
 
-    Steps add to our own header by name: so it is a table that has nothing but names, or is left out.
+    Our own header is written only if it is a table, and without keys that are no text, because steps add to it by name.
     """
     named, others = {}, {}
     for name, value in headers.items():
@@ -235,7 +235,7 @@ def _written_headers(headers: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def _read_headers(headers: Mapping[str, Any]) -> dict[Any, Any]:
-    """What `_written_headers` wrote. Raises `EnvelopeError` for what AMQP has no word for, as another broker may bring it."""
+    """The headers from what `_written_headers` wrote. Raises `EnvelopeError` for a value that AMQP cannot represent."""
     try:
         named = {name: _read(value) for name, value in headers.items()}
     except (ArithmeticError, OSError, RecursionError, TypeError, ValueError) as exc:
@@ -268,7 +268,7 @@ def _written(value: Any) -> Any:  # noqa: PLR0911 - one for each type
 
 
 def _read(value: Any) -> Any:  # noqa: PLR0911 - one for each type
-    """What `_written` wrote."""
+    """The value from what `_written` wrote."""
     if isinstance(value, list):
         return [_read(each) for each in value]
     if not isinstance(value, dict):

@@ -1,9 +1,9 @@
 """Every name that this project uses on a RabbitMQ broker: built here and nowhere else.
 
-The delay store is as kombu's native delayed delivery, under a prefix of our own, also for a kombu that knows no prefix (5.6): one
-exchange and one queue for each bit of a delay in seconds. A delayed message is published to the exchange of the highest bit with
-the routing key `<28 bits>.<address>`; each origin queue is bound to the last exchange with exactly 28 single-word wildcards before
-its address. (With `#`, as in `#.orders`, a queue `orders` would also be given what waits for `eu.orders`.)
+The delay store is built as kombu's native delayed delivery, under a prefix of our own (kombu 5.6 has no prefix): one exchange and
+one queue for each bit of a delay in seconds. A delayed message is published to the exchange of the highest bit with the routing key
+`<28 bits>.<address>`; each origin queue is bound to the last exchange with exactly 28 single-word wildcards before its address.
+(With `#`, as in `#.orders`, a queue `orders` would also receive messages that waited for `eu.orders`.)
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from kombu.transport.native_delayed_delivery import MAX_NUMBER_OF_BITS_TO_USE, c
 
 from ...ports import Names
 
-#: The outcome log's queue, and the key under which it is bound.
+#: The outcome log's queue, and its binding key.
 OUTCOMES = "redelivery.outcomes"
-#: One that every broker has and nobody can delete: publishing to an exchange that is missing closes a producer's channel, and what
-#: it publishes meanwhile is lost.
+#: An exchange that every broker has and that cannot be deleted: publishing to a missing exchange closes a producer's channel, and
+#: messages that are published meanwhile are lost.
 OUTCOMES_EXCHANGE = "amq.topic"
 DELAY_PREFIX = "redelivery_delayed"
-#: What the queue begins with that is a recorded start (`start_markers`).
+#: The prefix of the queues that are recorded starts (`start_markers`).
 START = "redelivery.start."
 #: The journal of moves (`journal`).
 JOURNAL = "redelivery.journal"
 #: What operators did.
 AUDIT = "redelivery.audit"
 BITS: int = MAX_NUMBER_OF_BITS_TO_USE
-#: Seconds: what a delay must stay below.
+#: Seconds: each delay is shorter.
 MAX_DELAY = 2**BITS
-#: Bytes of a queue's name that a routing key has room for, behind the bits (AMQP: 255 in all).
+#: Bytes of a queue's name that fit into a routing key, after the bits (AMQP: 255 in all).
 MAX_NAME = 190
 
 
@@ -46,25 +46,25 @@ class AmqpNames(Names):
 
     @property
     def delivery_exchange(self) -> str:
-        """The exchange at which they come out, when they are due."""
+        """The exchange that delayed messages reach when they are due."""
         return f"{self.delay_prefix}_celery_delayed_delivery"
 
     def binding_of(self, queue: str) -> str:
-        """The key under which a queue is bound to `delivery_exchange`."""
+        """The key that binds a queue to `delivery_exchange`."""
         return "*." * BITS + address(queue)
 
     def level(self, bit: int) -> str:
-        """The exchange, and the queue, in which a message waits `2 ** bit` seconds where that bit of its delay is set."""
+        """The exchange, and the queue, in which a message waits `2 ** bit` seconds if that bit of its delay is set."""
         return f"{self.delay_prefix}_celery_delayed_{bit}"
 
     @property
     def delays_declared(self) -> str:
-        """An exchange for nothing: where it is, the whole delay store is."""
+        """An exchange that is only a mark: if it exists, the whole delay store exists."""
         return f"{self.delay_prefix}_declared"
 
 
 def address(queue: str) -> str:
-    """How a queue is called at the end of a routing key: by its name, or by a digest where that is too long or has wildcards."""
+    """A queue's name at the end of a routing key, or its digest if the name is too long or has wildcards."""
     if len(queue.encode()) <= MAX_NAME and not {"*", "#"} & set(queue.split(".")):
         return queue
     return f"sha1-{hashlib.sha1(queue.encode(), usedforsecurity=False).hexdigest()}"

@@ -1,19 +1,20 @@
 """A look into a queue of RabbitMQ: its messages are taken without being acknowledged, read, and given back in their order.
 
-RabbitMQ has no way to read a queue and leave it alone. What was measured on 3.10 of what looking costs:
+RabbitMQ cannot show the messages of a queue without delivering them. This is what a look costs, as measured on 3.10:
 
-- While it is looked at, a message is held: nobody else is given it. Where the looker dies, the broker gives everything back.
-- A classic queue puts what comes back into its old place, and marks it `redelivered`.
-- A broker holds acknowledgements of a quorum queue back where more than 32 are under way, and forgets them where the channel is
-  closed then. So every few of them something is asked of the queue.
-- A quorum queue counts every return in `x-delivery-count`, puts what comes back behind whatever came back before, and all of that
-  before what was never taken; many at once come back in any order. So a look goes on until it meets a message that was never taken,
-  or the end, and gives back few at a time, in their order, each lot when the last has arrived: then the order stays.
+- During the look, the looking process holds the messages: no consumer gets them. If the process dies, the broker puts them back.
+- A classic queue puts a returned message into its old place, and marks it `redelivered`.
+- If more than 32 acknowledgements of a quorum queue are under way, the broker holds the others back, and forgets them if the
+  channel is closed then. So after every few acknowledgements the look asks the queue something.
+- A quorum queue counts every return in `x-delivery-count`. It puts a returned message behind those that were returned earlier, and
+  before all that were never taken; messages that are returned in large numbers at once get into any order. So a look goes on until
+  it meets a message that was never taken, or the end of the queue. It then returns the messages in their order, in small lots, each
+  when the last one has arrived: this keeps the order.
 
-Nothing but the marks is changed, and they go when the message is published again. Refused: nothing; a queue that is not there is
-empty. Limits: a quorum queue with a `delivery-limit` (20 by default from RabbitMQ 4.0 on) lets go what was taken more often than
-that, so `Look.most_taken` says how often that was. Only dead letters and delayed messages are looked at so: for what waits to be
-run, the mark would count as a delivery.
+A look changes only these marks, and they are gone when the message is published again. A queue that does not exist is empty.
+Limits: a quorum queue with a `delivery-limit` (20 by default from RabbitMQ 4.0 on) drops a message that was taken more often than
+that, so `Look.most_taken` tells the largest number. Only dead letters and delayed messages are looked at like this: for a message
+that waits to be run, the mark would count as a delivery.
 """
 
 from __future__ import annotations
@@ -34,19 +35,20 @@ if TYPE_CHECKING:
 
     from kombu import Connection
 
-#: Messages that are given back at once: a quorum queue keeps the order of so many, and a client of 3.10 of twice as many.
+#: Messages that are given back at once: a quorum queue keeps the order of so many; with 3.10, of twice as many.
 LOT = 16
-#: Seconds to wait for a lot to arrive: others may take from the queue meanwhile, so that its depth never says so.
+#: Seconds to wait for a lot to arrive. Its arrival may never show in the queue's depth, because consumers may take messages
+#: meanwhile.
 ARRIVAL = 1.0
-#: Messages that one look holds at the most; the broker keeps 150 bytes for each.
+#: The most messages that one look holds; the broker keeps 150 bytes for each.
 MAX_HELD = 200_000
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """One message: its envelope, the tag it is held under, how often it was taken before, and the routing key that it came by.
+    """One message: its envelope, the tag it is held under, how often it was taken before, and its routing key.
 
-    A classic queue says of a message that was taken before that it was taken once.
+    In a classic queue, `taken` is 1 for a message that was taken before, even if it was taken more often.
     """
 
     raw: bytes
@@ -56,10 +58,10 @@ class Found:
 
 
 class Look:
-    """One way through a queue, from its head (the oldest message) on; for one thread.
+    """One pass through a queue, from its head (the oldest message) on; for one thread.
 
-    What `take` was not told of goes back when the look ends. `held` is how many messages it has met. `read` makes bytes of a
-    message of py-amqp; its envelope, where it is not given.
+    When the look ends, all messages go back, except those that were passed to `take`. `held` is how many messages it has met.
+    `read` makes bytes of a message of py-amqp; by default, its envelope.
     """
 
     def __init__(
@@ -82,7 +84,7 @@ class Look:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(OSError, AMQPError):  # then the broker gives back what was held
+        with contextlib.suppress(OSError, AMQPError):  # then the broker puts back what was held
             if self._tags:
                 self._meet_the_rest()
                 self._give_back()
@@ -96,12 +98,12 @@ class Look:
             yield found
 
     def take(self, found: Found) -> None:
-        """This message goes: it has arrived elsewhere, or is to be no more."""
+        """Remove this message from the queue: it has arrived elsewhere, or it is deleted."""
         self._tags.pop(found.tag, None)
         self._channel.basic_ack(found.tag)
         self._acknowledged += 1
         if self._acknowledged % LOT == 0:
-            # Its answer comes when the acknowledgements before it are in the queue's own log.
+            # The answer comes when the acknowledgements before it are in the queue's own log.
             following = self._next()
             if following is not None:
                 self._ahead.append(following)
@@ -115,7 +117,7 @@ class Look:
         if message is None:
             return None
         tag = int(message.delivery_tag)
-        message.delivery_info["delivery_tag"] = ""  # of this look alone: the same letter is to have the same bytes in the next one
+        message.delivery_info["delivery_tag"] = ""  # it differs in each look: a dead letter must have the same bytes in all
         routing_key = str(message.delivery_info.get("routing_key") or "")
         found = Found(self._read(message), tag, delivery_count(message), routing_key)
         self._tags[found.tag] = None
@@ -125,7 +127,7 @@ class Look:
         return found
 
     def _meet_the_rest(self) -> None:
-        """Of what a quorum queue was given back once, everything: what is given back now would go behind the rest."""
+        """Take all messages that were returned to a quorum queue before: those that are returned now would go behind them."""
         while self._may_be_turned and self._next() is not None:
             pass
 
@@ -141,11 +143,11 @@ class Look:
     def _await(self, depth: int) -> None:
         deadline = time.monotonic() + ARRIVAL
         while (depth_of(self._connection, self.queue) or 0) < depth and time.monotonic() < deadline:
-            time.sleep(0.001)  # the broker says nothing when a message is back
+            time.sleep(0.001)  # the broker does not report that a message is back
 
 
 def counts_of(connection: Connection, queue: str) -> tuple[int, int] | None:
-    """How many messages are ready in a queue, and how many consumers it has; None where there is none of this name."""
+    """How many messages are ready in a queue, and how many consumers it has; None if there is no queue of this name."""
     try:
         answer: Any = connection.default_channel.queue_declare(queue, passive=True)
     except NotFound:
@@ -154,6 +156,6 @@ def counts_of(connection: Connection, queue: str) -> tuple[int, int] | None:
 
 
 def depth_of(connection: Connection, queue: str) -> int | None:
-    """How many messages are ready in a queue; None where there is none of this name."""
+    """How many messages are ready in a queue; None if there is no queue of this name."""
     counts = counts_of(connection, queue)
     return None if counts is None else counts[0]

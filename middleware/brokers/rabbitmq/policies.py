@@ -1,7 +1,7 @@
-"""The policies of a RabbitMQ broker that end messages by themselves, as its management plugin tells them: AMQP does not.
+"""The policies of a RabbitMQ broker that end messages. Its management plugin reports them; AMQP does not.
 
-The plugin's answer may hold anything, so errors are told in fixed words; a redirection is not followed, for the user and the
-password would go with it. Limits: it is asked once, when a worker starts. Patterns are read as Python reads them.
+The plugin's answer may contain anything, so errors are reported in fixed words. A redirection is not followed, because the user and
+the password would be sent there. Limits: the plugin is asked once, when a worker starts. Patterns are read as Python reads them.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ if TYPE_CHECKING:
 
     from .names import AmqpNames
 
-#: Definitions by which a broker ends messages itself.
+#: Definitions that make a broker end messages.
 ENDING = ("dead-letter-exchange", "message-ttl", "expires", "max-length", "max-length-bytes", "delivery-limit")
-#: A user's policy and an operator's hold for a queue together; of each kind, the one of the highest priority.
+#: A queue has one policy of each kind: the one with the highest priority.
 KINDS = ("policies", "operator-policies")
-#: What a policy may be for, where it is for queues.
+#: The values of `apply-to` that include queues.
 OF_QUEUES = ("all", "queues", "classic_queues", "quorum_queues")
-#: Seconds that the plugin may take.
+#: Seconds that the plugin may take to answer.
 TIMEOUT = 5.0
 REDIRECTION = 3
-#: What a queue's declaration may make the broker do by itself, past every policy here.
+#: Arguments in a queue's declaration that make the broker end messages, without regard to redelivery's policies.
 BYPASSES = ("x-dead-letter-exchange", "x-message-ttl", "x-expires", "x-max-length", "x-max-length-bytes", "x-delivery-limit")
 _DROPPED = "the broker drops messages because of these, without a record: remove them, and use max_time_to_live instead"
 _KEPT = "the broker ends messages itself because of these: use `redelivery dlq import`, or max_time_to_live"
@@ -47,7 +47,7 @@ _ENDS_OURS = "it ends dead letters, delays or outcome events: change its pattern
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A policy: its name, what of it ends messages, and the queues that it holds for."""
+    """A policy: its name, its definitions that end messages, and the queues that it applies to."""
 
     name: str
     definitions: tuple[str, ...]
@@ -56,7 +56,7 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Bypass:
-    """A queue whose declaration lets the broker end messages: by these arguments, and what is to be done."""
+    """A queue whose declaration lets the broker end messages: the arguments that do so, and what to do about it."""
 
     queue: str
     arguments: tuple[str, ...]
@@ -64,10 +64,10 @@ class Bypass:
 
 
 class _NoRedirects(HTTPRedirectHandler):
-    """Leaves a redirection as what it is: no answer."""
+    """Makes a redirection an error."""
 
     def redirect_request(self, *_: Any, **__: Any) -> None:
-        """None is followed."""
+        """Follow no redirection."""
 
 
 _OPENER = build_opener(_NoRedirects)
@@ -86,7 +86,7 @@ def ending_policies(url: str, connection: Connection, queues: Iterable[str]) -> 
 
 
 def _of(queue: str, policies: list[dict[str, Any]]) -> dict[str, Any]:
-    """The one of these policies that holds for a queue; an empty one where none does."""
+    """The policy that applies to a queue; an empty one if none does."""
     matching = [each for each in policies if each.get("apply-to", "all") in OF_QUEUES and re.search(each["pattern"], queue)]
     return max(matching, key=lambda each: each["priority"], default={})
 
@@ -118,14 +118,14 @@ def _why_not(exc: Exception) -> str:
 
 
 def _checked(rows: Any) -> Iterator[dict[str, Any]]:
-    """The policies of an answer. Raises `LookupError`, `TypeError`, `ValueError`, `re.error` for what is none."""
+    """The policies of an answer. Raises `LookupError`, `TypeError`, `ValueError`, `re.error` if one is no policy."""
     for row in rows:
         re.compile(row["pattern"])
         yield {**row, "name": str(row["name"]), "priority": int(row["priority"]), "definition": dict(row["definition"])}
 
 
 def bypasses_of(app: Celery, queues: Iterable[str]) -> Iterator[Bypass]:
-    """Where these queues' own declarations let RabbitMQ end messages by itself."""
+    """Those of these queues whose own declarations let RabbitMQ end messages."""
     for name in queues:
         queue = app.amqp.queues[name]
         said = {**(queue.queue_arguments or {}), **({"x-message-ttl": queue.message_ttl} if queue.message_ttl is not None else {})}
@@ -140,9 +140,9 @@ def bypasses_of(app: Celery, queues: Iterable[str]) -> Iterator[Bypass]:
 def bypassing_policies(
     url: str, app: Celery, consumed: Sequence[str], letters: Iterable[str], names: AmqpNames
 ) -> list[tuple[Policy, str]]:
-    """The broker's own policies that end messages, each with what is to be done. Raises `BrokerError`.
+    """The broker's own policies that end messages, each with what to do about it. Raises `BrokerError`.
 
-    They end those of the app's queues, past every policy here, or ours, for good.
+    They end messages in the consumed queues, without regard to redelivery's policies, or in redelivery's own queues.
     """
     ours = {*letters, names.outcomes, *map(names.level, range(BITS))} - {*consumed}
     found = ending_policies(url, app.connection_for_write(), [*consumed, *ours])
@@ -151,13 +151,13 @@ def bypassing_policies(
 
 
 def warn_of_bypasses(app: Celery, queues: Iterable[str]) -> None:
-    """Say where these queues' own declarations let RabbitMQ end messages by itself."""
+    """Log a warning for each of these queues whose own declaration lets RabbitMQ end messages."""
     for each in bypasses_of(app, queues):
         log.warning("broker.bypasses", queue=each.queue, arguments=",".join(each.arguments), why=each.why)
 
 
 def warn_of_policies(url: str, app: Celery, consumed: Sequence[str], letters: Iterable[str], names: AmqpNames) -> None:
-    """Say which of the broker's own policies end messages: in the app's queues, past every policy here, or in ours, for good."""
+    """Log a warning for each of the broker's own policies that ends messages, in the consumed queues or in redelivery's own."""
     try:
         found = bypassing_policies(url, app, consumed, letters, names)
     except BrokerError as exc:

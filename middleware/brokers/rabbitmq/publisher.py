@@ -1,19 +1,24 @@
 """The publisher: carries moves out on RabbitMQ, many at a time, on a connection of its own.
 
-A move is, in this order: the message is published where it goes, and the broker confirms that it is there; its outcome event is
-published, and behind it its entry in the journal (`journal`), for which nobody waits; the event is confirmed, or the entry is
-taken back, and written after the confirmation from then on, until the log takes events again; then the one that asked for the
-move is told, and acknowledges the delivery. Whatever dies between two steps leaves the delivery unacknowledged: it comes again,
-and may run twice where its entry is not written, but is never lost.
+A move has these steps:
 
-A native thread does it, so that the worker's event loop waits for no confirmation; what is asked for meanwhile goes out together.
-A connection that is lost is opened again, and what was not confirmed is published again, under the same event id. A message that
-the broker cannot route (its queue was deleted) is declared a queue for and published again; where that fails, too, it is tried
-again every few seconds, and its delivery stays unacknowledged. A move of a delivery that the broker has taken back meanwhile (its
-channel is gone) is refused before anything is published.
+1. The message is published to its target, and the broker confirms it.
+2. Its outcome event is published, and then its entry in the journal (`journal`), whose confirmation is not awaited.
+3. The event is confirmed. If the outcome log refuses it, the entry is taken back; from then on, until the log accepts events again,
+   entries are written after the confirmation.
+4. The caller gets the answer, and acknowledges the delivery.
 
-Limits: what is published and has no entry yet, when a worker dies, is delivered once more. A worker that dies in the milliseconds
-between the first entry and the first refusal leaves a move without an event.
+If the worker dies between two steps, the delivery stays unacknowledged: it comes again, and is never lost. It may run twice if its
+entry is not written.
+
+A native thread does this, so that the worker's event loop waits for no confirmation; moves that are submitted meanwhile are
+published together. If the connection breaks, it is opened again, and what was not confirmed is published again, under the same
+event id. If the broker cannot route a message (its queue was deleted), the queue is declared, and the message is published again.
+If that fails, too, the move is tried again every few seconds, and its delivery stays unacknowledged. If the broker has taken the
+delivery back meanwhile (its channel is gone), its move is refused before anything is published.
+
+Limits: if a worker dies, a message that was published, and has no entry yet, is delivered once more. If a worker dies in the
+milliseconds between the first entry and the first refusal, a move is left without an event.
 """
 
 from __future__ import annotations
@@ -47,21 +52,21 @@ if TYPE_CHECKING:
     from .journal.entries import Moved
     from .names import AmqpNames
 
-#: Moves that go out together, and the bytes of their messages.
+#: The most moves that are carried out together, and the most bytes of their messages.
 MAX_MOVES, MAX_BYTES = 256, 8 * 1024 * 1024
-#: Seconds: between two attempts to reach the broker; before what it would not take is tried again; for a confirmation to come,
-#: unless the broker has said that it is blocked.
+#: Seconds: between two attempts to reach the broker; before a move that failed is tried again; for a confirmation to come, unless
+#: the broker has reported that it is blocked.
 FIRST_WAIT, MAX_WAIT = 0.05, 2.0
 QUARANTINE = 3.0
 TIMEOUT = 30.0
-#: Seconds that moves wait for others to go with them, and how many are enough to go at once.
+#: Seconds that moves wait for others to go with them, and how many moves do not wait.
 LINGER, ENOUGH = 0.02, 64
 #: How often a batch is tried together before its moves are tried one by one.
 MAX_TOGETHER = 3
-#: What is the broker's for now, and no move's fault.
+#: Errors that the broker causes for now, and not a move.
 NOT_NOW = (OSError, BrokerUnavailable)
 
-#: What py-amqp raises where a message or a name has no form in AMQP, before it sends any of it.
+#: What py-amqp raises if a message or a name cannot be written in AMQP, before it sends any part of it.
 UNWRITABLE = (FrameSyntaxError, struct.error, UnicodeError, OverflowError, RecursionError)
 
 Address = tuple[str, str]
@@ -72,12 +77,12 @@ ENDED = threading.Condition()
 
 @dataclass(slots=True, eq=False)
 class Move:
-    """One move: what is published where, what is recorded, and who is told.
+    """One move: the message and its target, the event to record, and the function that gets the answer.
 
-    `prepare` declares what the target needs, and answers False where that may not be made: then nothing has changed (`MISSING`).
-    `is_current` says whether the delivery is still ours to end. What cannot be routed is tried again and again, unless it may not
-    wait: then that, too, is `MISSING`. `moved` and `ended_message` are what the journal is told of it. `further` is recorded
-    together with `event`.
+    `prepare` declares what the target needs, and returns False if it is missing and may not be made: then nothing has changed
+    (`MISSING`). `is_current` tells whether this worker may still end the delivery. A message that cannot be routed is tried again
+    and again; if not `may_wait`, the answer is `MISSING`, too. `moved` and `ended_message` are written into the journal. `further`
+    is recorded together with `event`.
     """
 
     event: Event | None
@@ -95,12 +100,12 @@ class Move:
     answer: Answer | None = None
 
     def wait(self, seconds: float) -> bool:
-        """Wait until it is over, at most this long; whether it is. Hardly anybody waits: one condition serves all moves."""
+        """Wait until the move has ended, at most this long; return whether it has. Few wait, so one condition serves all moves."""
         with ENDED:
             return ENDED.wait_for(lambda: self.answer is not None, seconds)
 
     def told(self, numbers: Numbering) -> list[tuple[str, Event]]:
-        """Its events, each with its id: the same whenever it is asked."""
+        """Its events, each with its id; the same ids at each call."""
         if self.event is None:
             return []
         self.event_id = self.event_id or numbers.next_id()
@@ -108,7 +113,7 @@ class Move:
         return [(self.event_id, self.event), *((each.event_id, each) for each in self.further)]
 
     def end(self, answer: Answer) -> None:
-        """It is over: tell those who wait for it."""
+        """Give the answer to `then` and to those that wait: the move has ended."""
         self.answer = answer
         try:
             self.then(answer)
@@ -121,8 +126,8 @@ class Move:
 class Publisher:
     """The thread and its connection.
 
-    `connect` opens a new kombu connection, `declare` declares the outcome log on one; `ended` is called when moves were told that
-    they have ended, once for all of them.
+    `connect` opens a new kombu connection, `declare` declares the outcome log on one; `ended` is called once after each attempt,
+    when its moves have got their answers.
     """
 
     def __init__(
@@ -147,15 +152,15 @@ class Publisher:
         self._is_blocked = False
         self._stopped = False
         self._was_broken = False
-        #: Whether the outcome log did not take what was last recorded.
+        #: Whether the outcome log refused the last events.
         self._was_refused = False
-        #: So many go at once, without waiting for others.
+        #: If so many moves are there, they do not wait for others.
         self.enough = 1
 
-    # what others ask for
+    # called from other threads
 
     def submit(self, move: Move) -> Move:
-        """Put the move in line; it never fails."""
+        """Add the move to those that wait to be carried out; it never fails."""
         with self._news:
             self._begin()
             self._line.append(move)
@@ -164,18 +169,18 @@ class Publisher:
         return move
 
     def drain(self, seconds: float) -> bool:
-        """Wait until all that was asked for is carried out, or quarantined, at most this long; False where something waits."""
+        """Wait until all moves are carried out, or quarantined, at most this long; False if one still waits."""
         deadline = time.monotonic() + seconds
         while (self._line or self._under_way) and time.monotonic() < deadline:
-            time.sleep(0.005)  # at the end of a worker's life, when nothing else is left to do
+            time.sleep(0.005)  # only at the end of a worker's life
         return not self._line and not self._under_way
 
     def waiting(self) -> int:
-        """How many moves are not carried out."""
+        """How many moves are not carried out yet."""
         return len(self._line) + self._under_way + len(self._quarantined)
 
     def close(self) -> None:
-        """End the thread after what is under way, and close the connection."""
+        """End the thread after the moves under way, and close the connection."""
         with self._news:
             self._stopped = True
             self._news.notify()
@@ -184,7 +189,7 @@ class Publisher:
             thread.join(5)
 
     def _begin(self) -> None:
-        """The thread, once for each process: a fork takes none along."""
+        """Start the thread, once in each process: a forked child does not have it."""
         if self._pid != os.getpid():
             self._pid, self._thread, self._under_way = os.getpid(), None, 0
             self._kombu = self._channel = None
@@ -205,13 +210,13 @@ class Publisher:
         self._disconnect()
 
     def _carry_out(self, batch: list[Move]) -> None:
-        """Try until each has ended, or was quarantined; a move that fails by itself does not hold the others for ever."""
+        """Try until each move has ended, or was quarantined; a move that fails by its own fault does not stop the others."""
         wait, failures = FIRST_WAIT, 0
         while batch:
             tried = batch if failures < MAX_TOGETHER else batch[:1]
             try:
                 self._carry(tried)
-            except Exception as exc:  # noqa: BLE001 - whatever it is, nothing was acknowledged, and the thread must go on
+            except Exception as exc:  # noqa: BLE001 - nothing was acknowledged, and the thread must go on
                 failures += 1
                 error = f"{type(exc).__name__}: {exc}"
                 self._disconnect()
@@ -231,7 +236,7 @@ class Publisher:
         return any(move is each for _, each in self._quarantined)
 
     def _next(self) -> list[Move] | None:
-        """The moves to carry out together, once there are some; None where the publisher is closed."""
+        """Wait for moves, and return those to carry out together; None if the publisher is closed."""
         with self._news:
             while True:
                 now = time.monotonic()
@@ -247,7 +252,7 @@ class Publisher:
                 self._news.wait(min((at for at, _ in self._quarantined), default=now + 3600) - now)
 
     def _linger(self) -> None:
-        """Wait a moment for more: each turn of this thread takes the interpreter from the worker's own."""
+        """Wait a moment for more moves: each turn of this thread takes the interpreter from the worker's main thread."""
         until = time.monotonic() + LINGER
         while len(self._line) < self.enough and not self._stopped and (left := until - time.monotonic()) > 0:
             self._news.wait(left)
@@ -263,7 +268,7 @@ class Publisher:
         return batch
 
     def _carry(self, batch: list[Move]) -> None:
-        """One attempt; raises what the connection raises."""
+        """Make one attempt. Raises what the connection raises."""
         for move in batch:
             if not move.is_there and not move.is_current():
                 move.end(Answer.REFUSED)
@@ -285,7 +290,7 @@ class Publisher:
         self._ended()
 
     def _send(self, moves: Iterable[Move], *, is_again: bool) -> None:
-        """Publish the messages that are not there yet, and wait for their confirmations."""
+        """Publish the messages that have not arrived yet, and wait for their confirmations."""
         sent: list[tuple[int, Move]] = []
         self._confirms.nacked, self._returned = set(), set()
         listed = [move for move in moves if not move.is_there]
@@ -300,18 +305,18 @@ class Publisher:
                 move.end(Answer.MISSING)
                 continue
             if not move.may_wait and move.moved is not None:
-                # Written alone, before the message: a worker that gets the message again leaves it until more is known.
+                # An entry of its own, before the message: a reader that meets this message again leaves it until more is known.
                 self._note(IS_TURNING, [move.moved.turning])
             try:
                 sent.append((self._publish(move.message, move.target), move))
-            except UNWRITABLE as exc:  # nothing of it was sent
+            except UNWRITABLE as exc:  # no part of it was sent
                 self._put_aside(move, f"{type(exc).__name__}: {exc}")
         self._confirmed()
         for number, move in sent:
             move.is_there = number not in self._confirms.nacked and move.target not in self._returned
 
     def _put_aside(self, move: Move, error: str) -> None:
-        """It cannot be written for AMQP: it holds no other move up."""
+        """Quarantine a move whose message cannot be written in AMQP, so that the other moves go on."""
         if not move.may_wait:
             move.end(Answer.MISSING)
             return
@@ -319,10 +324,10 @@ class Publisher:
         self._quarantined.append((time.monotonic() + QUARANTINE, move))
 
     def _tell(self, moves: list[Move]) -> None:
-        """Record the events of what has been moved.
+        """Record the events of the moves whose messages have arrived.
 
-        A reader of an entry acknowledges the message, so its event must be there: once the log has refused one, entries wait until
-        it has taken one.
+        A reader of an entry acknowledges the message, so the event must be in the log: once the log has refused an event, entries
+        are written only after it has accepted one.
         """
         events = [each for move in moves for each in move.told(self._numbers)]
         if not events:
@@ -354,7 +359,7 @@ class Publisher:
         self._note(kind, [move.moved.digest for move in moves if move.moved is not None])
 
     def _note(self, kind: bytes, noted: list[bytes]) -> None:
-        """Write these into the journal as one entry; where it takes none, nothing else must wait for it."""
+        """Write these into the journal as one entry. Its confirmation is not awaited: the journal may accept none."""
         if noted:
             number = self._publish(entry(kind, noted), ("", self._names.journal))
             self._confirms.open.discard(number)
@@ -362,12 +367,12 @@ class Publisher:
     # publishing
 
     def _publish(self, message: amqp.Message, target: Address) -> int:
-        self._connection  # noqa: B018 - it is opened when it is first asked for
+        self._connection  # noqa: B018 - opens the connection if it is not open
         self._channel.send_method(spec.Basic.Publish, "Bssbb", (0, *target, True, False), message)
         return self._confirms.published()
 
     def _confirmed(self) -> None:
-        """Wait until the broker has answered for all that was published."""
+        """Wait until the broker has confirmed or refused all publications."""
         deadline = time.monotonic() + TIMEOUT
         while self._confirms.open:
             try:
@@ -395,7 +400,7 @@ class Publisher:
         return self._kombu.connection
 
     def _disconnect(self) -> None:
-        self._was_broken = True  # what was there may be gone: it is declared again
+        self._was_broken = True  # queues and exchanges may be gone: they are declared again
         kombu, self._kombu, self._channel = self._kombu, None, None
         self._confirms, self._returned = Confirms(), set()
         if kombu is not None:

@@ -1,7 +1,7 @@
 """What this project declares on a RabbitMQ broker: the outcome log, the delay store and its bindings, dead-letter queues, starts.
 
-Everything is durable, and declared as often as one likes. What is there already, declared with other arguments by somebody else, is
-used as it is. A refused declaration closes its channel, so each that may be refused has a channel of its own.
+Everything is durable, and may be declared again and again. A queue that exists with other arguments is used as it is. A refused
+declaration closes its channel, so each declaration that may be refused has a channel of its own.
 """
 
 from __future__ import annotations
@@ -22,29 +22,30 @@ if TYPE_CHECKING:
 
 QUEUE_TYPE = "x-queue-type"
 CLASSIC, STREAM = "classic", "stream"
-#: A look at a message in a quorum queue counts as a delivery; RabbitMQ 4 lets it go after 20, and -1 is refused before 4.
+#: A look at a message in a quorum queue counts as a delivery, and RabbitMQ 4 drops a message after 20 deliveries. Versions before 4
+#: refuse -1 (no limit).
 DELIVERY_LIMIT, NO_LIMIT = "x-delivery-limit", 2**31 - 1
-#: How long a start is kept that nobody takes away: a week, in milliseconds.
+#: How long a recorded start is kept if it is not deleted: a week, in milliseconds.
 KEPT_MS = 7 * 24 * 3600 * 1000
 
 
-#: The journal keeps so many bytes, a million moves or so, in files of a quarter; a file goes when all in it is older than this.
+#: The journal's bytes (about a million moves), in four files; a file is deleted when all its entries are older than this age.
 JOURNAL_BYTES, JOURNAL_AGE = 16 * 1024 * 1024, "1h"
-#: The audit keeps so many bytes, ten thousand records or so, in files of a quarter.
+#: The audit's bytes (about ten thousand records), in four files.
 AUDIT_BYTES = 8 * 1024 * 1024
 
 
 def max_log_bytes(owner: Any) -> int:
-    """How many bytes the outcome log may take, by the settings of this app or connection; the default's, where it has none."""
+    """How many bytes the outcome log may take, by the settings of this app or connection; the default if it has none."""
     runtime = getattr(owner, "redelivery", None)
     return int((GeneralSettings() if runtime is None else runtime.settings).outcome_log_max_bytes)
 
 
 def declare_outcomes(connection: Any, names: AmqpNames, max_bytes: int) -> None:
-    """The outcome log: a durable queue, bound to an exchange at which others may listen, too.
+    """Declare the outcome log: a durable queue, bound to an exchange to which other programs may bind queues, too.
 
-    Beyond `max_bytes` the oldest events go, and the numbers in the ids of the others show the gap. A queue that is there already
-    keeps the bound that it was made with.
+    Beyond `max_bytes` the oldest events are dropped, and the numbers in the ids of the others show the gap. A queue that exists
+    already keeps its bound.
     """
     if not has_queue(connection, names.outcomes):
         with connection.channel() as channel:
@@ -54,10 +55,10 @@ def declare_outcomes(connection: Any, names: AmqpNames, max_bytes: int) -> None:
 
 
 def declare_delays(connection: Any, names: AmqpNames) -> None:
-    """The delay store, as kombu declares its own, from its end on; a process that dies meanwhile leaves it to be declared again.
+    """Declare the delay store, as kombu declares its own, from the last exchange on; if the process dies, it is declared again.
 
-    A message enters at the highest bit of its delay. At each level it waits where its bit is 1, and passes where it is 0. The
-    queues have no delivery limit: what a level let go after so many would come to the next one before its time.
+    A message enters at the highest bit of its delay. At each level it waits if its bit is 1, and passes if it is 0. The queues
+    have no delivery limit: at the limit, a level would pass the message on too early.
     """
     if has_exchange(connection, names.delays_declared):
         return
@@ -84,12 +85,12 @@ def declare_delays(connection: Any, names: AmqpNames) -> None:
 
 
 def bind_to_delays(channel: Any, queue: str, names: AmqpNames) -> None:
-    """Let what has waited for this queue go to it, and to no other."""
+    """Bind a queue to the delay store: it receives the messages that have waited for it, and no others."""
     channel.queue_bind(queue, names.delivery_exchange, names.binding_of(queue))
 
 
 def declare_letters(connection: Any, name: str, queue_type: str) -> None:
-    """A dead-letter queue: durable, of this type, unless there is one of this name already."""
+    """Declare a dead-letter queue: durable, of this type, unless a queue of this name exists already."""
     arguments = {} if queue_type == CLASSIC else {QUEUE_TYPE: queue_type, DELIVERY_LIMIT: NO_LIMIT}
     with connection.channel() as channel:
         try:
@@ -99,7 +100,7 @@ def declare_letters(connection: Any, name: str, queue_type: str) -> None:
 
 
 def declare_journal(connection: Any, name: str) -> bool:
-    """The journal of moves (`journal`): a stream; whether it is there. Where it is not, the connection may be closed."""
+    """Declare the journal of moves (`journal`), a stream; return whether it exists. If not, the connection may be closed."""
     try:
         _declare_stream(connection, name, JOURNAL_BYTES, {"x-max-age": JOURNAL_AGE})
     except (AMQPError, OSError) as exc:
@@ -110,7 +111,7 @@ def declare_journal(connection: Any, name: str) -> bool:
 
 
 def declare_audit(connection: Any, name: str) -> bool:
-    """What operators did: a stream; whether it is there. Where it is not, the connection may be closed."""
+    """Declare the audit, a stream of what operators did; return whether it exists. If not, the connection may be closed."""
     try:
         _declare_stream(connection, name, AUDIT_BYTES, {})
     except (AMQPError, OSError) as exc:
@@ -121,29 +122,29 @@ def declare_audit(connection: Any, name: str) -> bool:
 
 
 def _declare_stream(connection: Any, name: str, most: int, bounds: dict[str, Any]) -> None:
-    """A stream that keeps so many bytes, in files of a quarter of that, and what these arguments say."""
+    """Declare a stream that keeps `most` bytes, in four files, with these further arguments."""
     arguments = {QUEUE_TYPE: STREAM, "x-max-length-bytes": most, "x-stream-max-segment-size-bytes": most // 4, **bounds}
     with connection.channel() as channel:
         channel.queue_declare(name, durable=True, auto_delete=False, arguments=arguments)
 
 
 def declare_start(channel: Any, name: str) -> None:
-    """A recorded start (`start_markers`): a queue for nothing but its name, classic, whatever the others are."""
+    """Declare a recorded start (`start_markers`): an empty queue that is used only for its name; it is always classic."""
     channel.queue_declare(name, durable=True, auto_delete=False, arguments={QUEUE_TYPE: CLASSIC, "x-expires": KEPT_MS})
 
 
 def has_queue(connection: Any, name: str) -> bool:
-    """Whether there is a queue of this name."""
+    """Whether a queue of this name exists."""
     return _exists(connection, lambda channel: channel.queue_declare(name, passive=True))
 
 
 def has_exchange(connection: Any, name: str) -> bool:
-    """Whether there is an exchange of this name."""
+    """Whether an exchange of this name exists."""
     return _exists(connection, lambda channel: channel.exchange_declare(name, "direct", passive=True))
 
 
 def queue_type_of(app: Celery, queue: str) -> str:
-    """The type that the app declares this queue with; classic where it says nothing, or does not know the queue."""
+    """The type that the app declares this queue with; classic if it gives none."""
     queues = app.amqp.queues
     known = queues[queue] if queue in queues else None  # noqa: SIM401 - `queues[...]` makes what is missing
     said = (getattr(known, "queue_arguments", None) or {}).get(QUEUE_TYPE)

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from ...policy.resolver import Pace
     from ...ports import Held, Redeliveries, Session, TaskResult
 
-#: Seconds that a letter whose queue may not be made by us is waited for.
+#: Seconds to wait for the move to a dead-letter queue that we may not create.
 MAX_LOOK = 30.0
 
 
@@ -85,7 +85,7 @@ class AmqpTransport(WithoutLeases):
         self._starts = Starts(self.connect)
         self._journal = Journal(self.connect, self.keys.journal)
         self._has_journal = False
-        #: The starts of what this worker holds, by their tags.
+        #: The names of the recorded starts of the messages that this worker holds, by their tags.
         self._begun: dict[str, str] = {}
 
     @classmethod
@@ -96,7 +96,7 @@ class AmqpTransport(WithoutLeases):
             return transport
 
     def connect(self) -> Any:
-        """A new connection (kombu's), open. Raises `BrokerUnavailable` where nothing answers, `BrokerError` where it refuses."""
+        """A new open connection (kombu's). Raises `BrokerUnavailable` if nothing answers, `BrokerError` if it is refused."""
         connection = self.app.connection_for_write()
         try:
             connection.connect()
@@ -109,7 +109,7 @@ class AmqpTransport(WithoutLeases):
         return connection
 
     def asking(self) -> AbstractContextManager[Any]:
-        """A connection for one question that leaves nothing open on it, the same as for the one before. Raises as `connect`."""
+        """A connection for one question that leaves nothing open on it; it is kept for the next question. Raises as `connect`."""
         return self._kept.asking()
 
     # the worker's side
@@ -127,7 +127,7 @@ class AmqpTransport(WithoutLeases):
         return self.claim
 
     def attach(self, consumer: Consumer) -> None:
-        """The consumer has connected: what it needs is declared, and what it consumes is bound to the delay store."""
+        """Declare what the connected consumer needs, and bind the queues that it consumes to the delay store."""
         self._ready.clear()
         connection = self.connect()
         with connection:
@@ -143,7 +143,7 @@ class AmqpTransport(WithoutLeases):
         self.claim.attach(consumer)
         self._begun = {
             tag: name for tag, name in self._begun.copy().items() if tag in self.claim.held
-        }  # the worker that is given it next asks
+        }  # the next worker of a lost message asks for its start
 
     # transitions of a message that a worker holds
 
@@ -165,8 +165,8 @@ class AmqpTransport(WithoutLeases):
     ) -> Answer:
         """Move the message to the delay store for `delay_ms`, or until `due_ms`, in whole seconds, rounded up.
 
-        Where nothing is left to wait it goes straight back to its queue, behind all others; a redriven one to where it was first
-        published to. One of 2**28 seconds (eight years and a half) or more waits in parts (`delays`).
+        If it need not wait, it goes directly back to its queue, behind all others; a redriven message goes to the exchange and key
+        that it was first published to. A delay of 2**28 seconds (eight and a half years) or more waits in parts (`delays`).
         """
         now_ms = self.now_ms()
         wait_ms = (due_ms - now_ms if due_ms is not None else delay_ms) or 0
@@ -192,7 +192,7 @@ class AmqpTransport(WithoutLeases):
         event: Event | None,
         must_exist: bool = False,
     ) -> Answer:
-        """Move the message to a dead-letter queue, of the type of its origin, where that is there, or may be made."""
+        """Move the message to a dead-letter queue. A missing queue is created, with its origin's type, unless it `must_exist`."""
         prepare = self._looking(dead_letter_queue) if must_exist else self._keeping(dead_letter_queue, queue)
         move = self.publisher.submit(
             self._made(tag, event, message, ("", dead_letter_queue), prepare, arrives_in=dead_letter_queue)
@@ -211,31 +211,31 @@ class AmqpTransport(WithoutLeases):
         return Answer.DONE if self.claim is None or held is not None or self.claim.holds(tag) else Answer.REFUSED
 
     def recorded_start(self, held: Held) -> str | None:
-        """What is recorded of the start of a message that is handed over again: the start's name, or None."""
+        """The recorded start of a message that is delivered again: the start's name, or None."""
         self._begun[held.tag] = name = start_of(opened(held.raw)["headers"])
         return name if self._starts.has(name) else None
 
     def ask_moved(self, held: Held, letters: frozenset[str], then: Callable[[Successor, Sequence[Event]], None]) -> None:
         if self._has_journal and self.claim is not None:
-            self.claim.leave(held.tag)  # while it waits for the answer, others can be received
+            self.claim.leave(held.tag)  # while it waits for the answer, others may be received
             self._journal.ask(digest_of(held.raw, held.queue), held.queue, letters, then)
         else:
             then(Successor.UNKNOWN, ())
 
     def release(self, held: Sequence[Held]) -> int:
-        """Put messages that were not run back into their queues, behind all others; as if they had never been handed over."""
+        """Put messages that did not run back into their queues, behind all others, as if they had never been delivered."""
         for each in held:
             self.publisher.submit(self._made(each.tag, None, sealed(released(opened(each.raw))), ("", each.queue)))
         return len(held)
 
     def now_ms(self) -> int:
-        """This machine's time: RabbitMQ tells nobody its own."""
+        """This machine's time: RabbitMQ does not report its own."""
         return time.time_ns() // 1_000_000
 
-    # what is there
+    # checks, drain and close
 
     def warn(self, queues: Sequence[str], letters: Iterable[str], management_url: str | None) -> None:
-        """Say where queues' declarations, or policies, let the broker end messages by itself."""
+        """Log a warning if declarations of queues, or the broker's policies, let the broker end messages."""
         warn_of_bypasses(self.app, queues)
         if management_url is not None:
             warn_of_policies(management_url, self.app, queues, letters, self.keys)
@@ -245,20 +245,20 @@ class AmqpTransport(WithoutLeases):
             return has_queue(connection.connection, name)
 
     def drain(self, seconds: float) -> int:
-        """Wait until what was asked for is carried out and acknowledged, at most this long; how many moves are not."""
+        """Wait until all moves are carried out and acknowledged, at most this long; return how many are not."""
         is_done = self.publisher.drain(seconds)
         if self.claim is not None:
             self.claim.flush()
         return 0 if is_done else self.publisher.waiting()
 
     def close(self) -> None:
-        """The worker ends: close the connection, once what was acknowledged is safe."""
+        """Close the connections at the worker's end, when the broker has stored the acknowledgements."""
         if self.claim is not None and not self.publisher.waiting():
             self.claim.rest()
         self._journal.close()
         self.publisher.close()
         for tag in list(self._begun):
-            self._forget_start(tag)  # who is told to stop is no crash
+            self._forget_start(tag)  # a stop is no crash
         self._starts.close()
 
     # carrying out
@@ -271,7 +271,7 @@ class AmqpTransport(WithoutLeases):
         return Answer.DONE
 
     def _settled(self) -> None:
-        """The publisher has carried some moves out."""
+        """Called by the publisher when it has carried moves out."""
         if self.claim is not None:
             self.claim.settled()
 
@@ -290,13 +290,13 @@ class AmqpTransport(WithoutLeases):
         if claim is not None:
             claim.leave(tag)
         if message is None:
-            self._forget_start(tag)  # at once: what runs next may kill this worker before the event is confirmed
+            self._forget_start(tag)  # at once: the next task may kill this worker before the event is confirmed
 
         def then(answer: Answer) -> None:
             if claim is None or not tag:
                 return
             if answer is not Answer.MISSING:
-                self._forget_start(tag)  # not before: an attempt that ran, and whose move is lost with this worker, counts
+                self._forget_start(tag)  # not before: if the worker dies, and the move is lost, the attempt that ran counts
             if answer is Answer.DONE:
                 claim.settle(tag)
             elif answer is Answer.REFUSED:
@@ -312,7 +312,7 @@ class AmqpTransport(WithoutLeases):
         return move
 
     def _write_journal(self, move: Move, held: Held, message: bytes | None, seconds: int, arrives_in: str) -> None:
-        """What the journal is to be told of this move."""
+        """Give the move what is written into the journal about it."""
         if message is not None:
             events = () if move.event is None else (move.event,)
             said: dict[str, Any] = {"target": arrives_in, "events": events, "now_ms": self.now_ms()}
@@ -350,7 +350,7 @@ class AmqpTransport(WithoutLeases):
         return lambda connection, _: has_queue(connection, name)
 
     def _carry_home(self, tag: str, event: Event | None, message: bytes, home: tuple[str, str], queue: str) -> Answer:
-        """To where it was first published; straight to its queue where that leads nowhere any more."""
+        """Move the message to its first exchange and key; directly to its queue if the exchange is gone, or does not route it."""
         moves: list[Move] = []
 
         def prepare(connection: Any, is_again: bool) -> bool:

@@ -1,1 +1,1 @@
-"""How a worker consumes from RabbitMQ: what it reads, how far its window reaches, what it holds and acknowledges."""
+"""How a worker consumes from RabbitMQ: reading, the prefetch window, the messages that it holds, acknowledgements."""

@@ -1,11 +1,11 @@
 """Which deliveries of one channel have been answered, so that many can be acknowledged in one frame.
 
-RabbitMQ numbers the deliveries of a channel from 1 on, and `multiple` acknowledges all up to a number. Where everything up to a
-number has been answered, but for what has just ended, one frame is enough: a quorum queue writes one entry into its log for it,
-and not one for each. Whatever has a gap before it is acknowledged by itself.
+RabbitMQ numbers the deliveries of a channel from 1 on, and `multiple` acknowledges all up to a number. If all deliveries up to a
+number have been answered, or have just ended, one frame is enough for those that have ended: a quorum queue then writes one entry
+into its log, instead of one for each. A delivery behind an unanswered one is acknowledged by itself.
 
-A delivery that nobody ever answers here (a consumer without acknowledgements, say) is a gap that stays; behind it everything is
-acknowledged one by one, and what is remembered of it is bounded.
+If a delivery is never answered here, it is a gap that stays: all later deliveries are acknowledged one by one. The number of them
+that are remembered is bounded.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-#: Numbers that are remembered behind a gap: a prefetch window is never so wide.
+#: Numbers that are remembered behind a gap: more than any prefetch window holds.
 MAX_BEYOND = 65_536
 #: A frame with one method, basic.ack: type, channel, size, class, method, delivery tag, multiple, end.
 ACK = Struct(">BHIHHQBB")
 
 
 class Settled:
-    """The numbers that have been answered, of one channel; for one thread."""
+    """The numbers of one channel's answered deliveries; for one thread."""
 
     def __init__(self) -> None:
         self._next = 1
         self._beyond: set[int] = set()
 
     def note(self, tag: int, *, multiple: bool = False) -> None:
-        """This one was answered by somebody else, or needs no answer; with `multiple`, all up to it, and 0 is whatever there is."""
+        """Note that this delivery was answered elsewhere, or needs no answer; with `multiple`, all deliveries up to it."""
         if multiple:
             self._next = max(self._next, tag + 1)
             self._beyond = {each for each in self._beyond if each > tag}
@@ -39,7 +39,7 @@ class Settled:
         self._advance()
 
     def together(self, tags: Iterable[int]) -> list[tuple[int, bool]]:
-        """How to acknowledge these: each number to send, and whether it stands for all up to it. What was answered is left out."""
+        """How to acknowledge these: each number to send, and whether it stands for all up to it. Answered ones are left out."""
         ended = {tag for tag in tags if tag >= self._next and tag not in self._beyond}
         self._beyond |= ended
         self._advance()
@@ -52,9 +52,9 @@ class Settled:
             self._beyond.remove(self._next)
             self._next += 1
         if len(self._beyond) > MAX_BEYOND:
-            self._beyond = set(sorted(self._beyond)[MAX_BEYOND // 2 :])  # the gap stays, so that nothing is taken for answered
+            self._beyond = set(sorted(self._beyond)[MAX_BEYOND // 2 :])  # the gap stays: nothing unanswered counts as answered
 
 
 def frames(channel_id: int, acknowledgements: Iterable[tuple[int, bool]]) -> bytes:
-    """The acknowledgements as AMQP's frames, to be written at once."""
+    """The acknowledgements as AMQP frames, for one write."""
     return b"".join(ACK.pack(1, channel_id, 13, 60, 80, tag, multiple, 0xCE) for tag, multiple in acknowledgements)

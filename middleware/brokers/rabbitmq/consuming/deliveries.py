@@ -1,16 +1,16 @@
-"""What one worker holds on RabbitMQ: its deliveries, under the channel that brought them.
+"""The messages that one worker holds on RabbitMQ: its deliveries, each held by the channel that brought it.
 
-There is no lease: what a worker held, the broker delivers again by itself as soon as its connection is gone. A tag is `<connection
-token>.<delivery tag>`. When the consumer has connected anew, tags of the old connection are refused, because the broker delivers
-their messages again. One exception: if a queue was deleted under its consumer, nobody delivers its messages again, and the worker
-ends those that it has. Acknowledging is done on the consumer's channel, in the consumer's own thread, for as many as have ended by
-then.
+There is no lease: when a worker's connection is gone, the broker delivers the worker's messages again. A tag is `<connection
+token>.<delivery tag>`. When the consumer has connected again, tags of the old connection are refused, because the broker delivers
+their messages again. One exception: if a queue was deleted under its consumer, the broker does not deliver its messages again, and
+the worker ends those that it has. The consumer's own thread acknowledges on the consumer's channel, all messages that have ended
+by then in one write.
 
-What has ended and waits for its event to be confirmed is not yet acknowledged, and takes a place in the prefetch window all the
-same (`window`). So the broker is asked for as many messages more, 128 at the most: what may run twice when the worker dies. A
-window of the channel is moved by steps, and never beyond what waits by more than itself; where windows are fixed, a queue gets a
-second consumer (`second_consumer`). Among greenlets the window stays as it is: Celery's loop for them loses a tenth of a second for
-each answer of the broker.
+A message that has ended, and whose event is not confirmed yet, is not acknowledged yet, and still takes a place in the prefetch
+window (`window`). So the worker asks the broker for as many messages more, 128 at the most; those may run twice if the worker dies.
+A window of the channel is widened in steps, by the number of messages that wait for their events, and at most by its own size more.
+If windows are fixed, a queue gets a second consumer (`second_consumer`). With a pool of greenlets, the window stays as it is:
+Celery's loop for them loses 0.1 s for each answer of the broker.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
     from ....ports import Held, Transport
     from ..publisher import Publisher
 
-#: Messages that may have ended, and wait for the confirmation of their events, without taking a place in the prefetch window.
+#: The most messages by which the window is widened for those that have ended, and wait for the confirmation of their events.
 MAX_LEAVING = 128
 
 
 class ChannelClaim(Claim):
-    """Who holds what."""
+    """The messages that this worker holds."""
 
     def __init__(self, transport: Transport, publisher: Publisher, worker: str) -> None:
         super().__init__(transport, worker)
@@ -54,7 +54,7 @@ class ChannelClaim(Claim):
         self._second_consumers: Any = None
         self._origins: dict[str, tuple[str, str]] = {}
         self._deleted: dict[str, set[str]] = {}
-        #: Queues of which a new connection has brought nothing yet that was not handed over before.
+        #: Queues from which a new connection has so far brought only messages that were delivered before.
         self._coming_back: set[str] = set()
 
     def attach(self, consumer: Consumer) -> None:
@@ -103,9 +103,9 @@ class ChannelClaim(Claim):
         return held
 
     def is_current(self, tag: str, queue: str) -> bool:
-        """Whether the delivery from this queue is still ours to end: its channel is there, or its queue is not.
+        """Whether this worker may still end the delivery from this queue: its channel is open, or the queue was deleted.
 
-        A move without a tag is nobody's delivery.
+        True for a move without a tag, which is no delivery.
         """
         if not tag:
             return True
@@ -113,12 +113,12 @@ class ChannelClaim(Claim):
         return (connection is not None and bool(connection.connected)) or self._is_last(tag, queue)
 
     def _is_last(self, tag: str, queue: str) -> bool:
-        """Whether nobody delivers this again: its queue was deleted."""
+        """Whether the broker does not deliver this message again, because its queue was deleted."""
         return queue in self._deleted.get(tag.partition(".")[0], ())
 
     @property
     def enough(self) -> int:
-        """How many moves the publisher need not wait for more of: where the window is fixed, half of it."""
+        """With how many moves the publisher does not wait for more: half of a fixed window, and at most `ENOUGH`."""
         window = 0 if self._channel.window else self._channel.for_each + self._second_consumers.more
         return max(min(window // 2, ENOUGH), 1) if window else ENOUGH
 
@@ -126,7 +126,7 @@ class ChannelClaim(Claim):
         self._publisher.enough = self.enough
 
     def leave(self, tag: str) -> None:
-        """The message has ended, and is acknowledged once that is recorded. Called from any thread."""
+        """Note that the message has ended; it is acknowledged when that is recorded. Called from any thread."""
         if not tag or not self.holds(tag):
             return
         self._leaving.add(tag)
@@ -137,28 +137,28 @@ class ChannelClaim(Claim):
             self._consumer.call_soon(self._widen)
 
     def release(self, keep: set[str]) -> int:
-        """As any claim's; what was handed over before stays as it is: the broker hands it over again, marked as it must be."""
+        """As any claim's, except for messages that were delivered before: the broker itself delivers these again, marked."""
         return super().release(keep | {tag for tag, held in list(self.held.items()) if held.handed_over_before})
 
     def settle(self, tag: str) -> None:
-        """The delivery may be acknowledged, when `settled` says so next. Called from any thread."""
+        """Note that the delivery may be acknowledged, at the next `settled`. Called from any thread."""
         if tag:
             self._ended.append(tag)
 
     def settled(self) -> None:
-        """Acknowledge what may be, soon, in the consumer's thread. Called from any thread."""
+        """Acknowledge soon, in the consumer's thread, the deliveries that may be. Called from any thread."""
         if self._ended:
             self._soon(self.flush)
 
     def _soon(self, what: Callable[[], None]) -> None:
-        """In the consumer's thread; at once among greenlets, which share it: their loop comes round only when it has received."""
+        """Call it in the consumer's thread; at once with greenlets, which share it: their loop turns only when data comes."""
         if self._is_green:
             what()
         else:
             self._consumer.call_soon(what)
 
     def flush(self) -> None:
-        """Acknowledge what has ended."""
+        """Acknowledge the deliveries that have ended."""
         tags = []
         while self._ended:
             tag = self._ended.popleft()
@@ -168,19 +168,19 @@ class ChannelClaim(Claim):
         if not tags:
             return
         try:
-            self._set_window()  # first, so that what is acknowledged makes no more room than there is
+            self._set_window()  # first, so that the acknowledgements do not open a window that is still too wide
             self._channel.acknowledge(tags)
-        except Exception as exc:  # noqa: BLE001 - the channel is gone: the broker delivers it again
+        except Exception as exc:  # noqa: BLE001 - the channel is gone: the broker delivers again
             log.warning("acknowledge.failed", count=len(tags), error=str(exc), why="the messages are delivered again")
 
     def rest(self) -> None:
-        """Wait until the broker has written down what was acknowledged, on quorum queues, before the channel is closed."""
+        """Wait until quorum queues have stored the acknowledgements, before the channel is closed."""
         if not self._channel or self._channel.connection is None:
             return
         for queue in self._consumer.task_consumer.queues if self._consumer.task_consumer else ():
             try:
                 self._channel.await_acknowledged(queue.name)
-            except Exception as exc:  # noqa: BLE001 - the channel is gone: the broker delivers again what it does not know of
+            except Exception as exc:  # noqa: BLE001 - the channel is gone: the broker delivers again
                 log.warning("acknowledge.unsure", queue=queue.name, error=str(exc), why="some messages may be delivered again")
                 return
 
@@ -192,9 +192,10 @@ class ChannelClaim(Claim):
             log.debug("window.not_set", error=str(exc))
 
     def _set_window(self) -> None:
-        """Ask for as many messages more as are leaving, and for a window besides, so that the next few need not be asked for.
+        """Widen the window by the number of leaving messages and by its own size, so that it need not change for the next few.
 
-        For less when it is a window too much, or when nothing is leaving: else a long task would keep more waiting behind it.
+        Narrow it if it is wider than needed by more than its size, or if no message is leaving: otherwise more messages would wait
+        behind a long task.
         """
         channel, leaving = self._channel, min(len(self._leaving), self._most)
         if not leaving or leaving > channel.wider or channel.wider - leaving > channel.window:

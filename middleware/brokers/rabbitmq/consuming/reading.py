@@ -1,13 +1,13 @@
-"""How a worker reads from RabbitMQ: everything that is there at once, instead of three short reads for each frame.
+"""How a worker reads from RabbitMQ: all bytes that have come, in one read, instead of three short reads for each frame.
 
-py-amqp asks the socket for seven bytes, then for the frame, then for its last byte, and Celery's event loop goes round once for
-each message. Here all is read together and dispatched in one turn; py-amqp decodes it. `docs/performance.md` says what that is
-worth; `fast_receive = false` switches it off.
+py-amqp asks the socket for seven bytes, then for the frame, then for its last byte, and Celery's event loop makes one turn for each
+message. Here all frames are read together and dispatched in one turn; py-amqp decodes them. `docs/performance.md` gives the
+measured gain; `fast_receive = false` switches it off.
 
-Where something that was read is left (a method that was waited for came first, a handler raised), a socket of its own wakes the
-loop for it, since the broker's has no more to say. A caller that waits for an answer is given one method at a time, as by py-amqp,
-which registers a consumer only after its answer has been read. TLS, workers without an event loop, and a py-amqp that this was not
-written against are left to py-amqp itself.
+If frames that were read are left (a caller waited for a method that came first, or a handler raised), a socket of our own wakes the
+loop for them, because the broker's socket has no more data. A caller that waits for an answer gets one method at a time, as from
+py-amqp, which registers a consumer only after its answer has been read. py-amqp itself reads with TLS, without an event loop, and
+in versions that this module does not know.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from kombu.transport import pyamqp
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-#: The py-amqps whose inner workings this was written against and is tested with.
+#: The versions of py-amqp whose internals this module knows, and is tested with.
 KNOWN = ("5.4.",)
 #: Bytes that are read at once.
 PORTION = 262_144
 
-#: What begins a frame (type, channel, size), and what ends it.
+#: The beginning of a frame (type, channel, size), and its last byte.
 HEADER, END = Struct(">BHI"), 0xCE
 
 
@@ -45,20 +45,20 @@ class ReadingAhead(pyamqp.Connection):
 
     @property
     def reads_ahead(self) -> bool:
-        """Whether a loop reads it so."""
+        """Whether a loop reads ahead on this connection."""
         return self._loop is not None
 
     def read_ahead(self, loop: Any) -> None:
-        """From now on this loop calls `on_readable`, where the connection is one that can be read so."""
+        """From now on this loop calls `on_readable`; nothing changes with TLS or an unknown py-amqp."""
         if type(self.transport) is not TCPTransport or not amqp.__version__.startswith(KNOWN):
             return
-        self._ahead, self.transport._read_buffer = bytes(self.transport._read_buffer), b""  # noqa: SLF001 - what it has begun
+        self._ahead, self.transport._read_buffer = bytes(self.transport._read_buffer), b""  # noqa: SLF001 - bytes that it has read
         self._at, self._loop = 0, loop
         self._hears, self._wakes = socket.socketpair()
         loop.add_reader(self._hears, self._come_back)
 
     def collect(self) -> None:
-        """As py-amqp's; the loop is woken no more."""
+        """As py-amqp's; the loop no longer watches our socket."""
         if self._loop is not None and self._hears.fileno() >= 0:
             self._loop.remove(self._hears)
             self._hears.close()
@@ -66,7 +66,7 @@ class ReadingAhead(pyamqp.Connection):
         super().collect()
 
     def on_readable(self) -> None:
-        """Read what there is, and dispatch all of it. Raises what the connection raises."""
+        """Read all that has come, and dispatch it. Raises what the connection raises."""
         try:
             self._receive(0)
         except TimeoutError:
@@ -82,7 +82,7 @@ class ReadingAhead(pyamqp.Connection):
             self._receive(timeout)
 
     def _dispatch(self, is_enough: Callable[[Any], bool]) -> bool:
-        """Dispatch frames until it is enough, or there are no more; whether it was enough."""
+        """Dispatch frames until `is_enough`, or until there are no more; return whether it was enough."""
         try:
             while (frame := self._frame()) is not None:
                 if is_enough(self.on_inbound_frame(frame)):
@@ -100,7 +100,7 @@ class ReadingAhead(pyamqp.Connection):
             self._dispatch(lambda _: False)
 
     def _size(self) -> int | None:
-        """How many bytes the next frame's content has; None where the frame is not whole."""
+        """How many bytes the next frame's content has; None if the frame is not complete."""
         if len(self._ahead) - self._at < HEADER.size:
             return None
         size: int = HEADER.unpack_from(self._ahead, self._at)[2]
@@ -119,7 +119,7 @@ class ReadingAhead(pyamqp.Connection):
         return kind, channel, self._ahead[begin : begin + size]
 
     def _receive(self, timeout: float | None) -> None:
-        """Read once. Raises `TimeoutError` where nothing has come, and `OSError` where the broker has closed the connection."""
+        """Read once. Raises `TimeoutError` if nothing has come, and `OSError` if the broker has closed the connection."""
         with self.transport.having_timeout(timeout) as sock:
             try:
                 data = sock.recv(PORTION)

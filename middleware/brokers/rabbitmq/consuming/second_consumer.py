@@ -1,8 +1,8 @@
-"""When a queue has its second consumer: while what has ended takes up half of a fixed prefetch window (`window`).
+"""When a queue has its second consumer: while messages that have ended take up half of a fixed prefetch window (`window`).
 
-That is so where tasks are short, some milliseconds: half of a window of them ends before the broker has confirmed the first one's
-event. The second consumer's window is twice the first's, so that a worker never has more than three windows of messages that it
-has not begun. A second after the last time that half of the window was taken so, it is cancelled.
+This happens if tasks take a few milliseconds: half of the window's tasks end before the broker has confirmed the first one's event.
+The second consumer's window is twice the first's, so that a worker never has more than three windows of messages that it has not
+begun. It is cancelled one second after the last time that half of the window was taken.
 """
 
 from __future__ import annotations
@@ -26,20 +26,23 @@ MAX_IDLE = 1.0
 
 
 class SecondConsumers:
-    """The second consumers on one channel. `most` bounds both windows of a queue together; `changed` is called when `more` has."""
+    """The second consumers on one channel.
+
+    `most` bounds both windows of a queue together; `changed` is called when `more` may have changed.
+    """
 
     def __init__(self, consumer: Consumer, most: int, changed: Callable[[], None]) -> None:
         self._consumer, self._changed = consumer, changed
         self._channel: Any = consumer.task_consumer.channel
         self._window = max(min(TIMES * self._channel.for_each, most - self._channel.for_each), 0)
-        #: When each queue last needed one.
+        #: When each queue last needed a second consumer.
         self._needed: dict[str, float] = {}
         self._begun: set[str] = set()
-        #: How wide the window of a second consumer is, where any queue has one.
+        #: The window of a second consumer; 0 if no queue has one.
         self.more = 0
 
     def note(self, held: Held | None, leaving: int) -> None:
-        """One more has ended, and so many wait for the confirmation of their events. Called from any thread."""
+        """Note that one more message has ended; `leaving` wait for the confirmation of their events. Called from any thread."""
         if held is None or not self._window or 2 * leaving < self._channel.for_each:
             return
         self._needed[held.queue] = time.monotonic()
@@ -52,7 +55,7 @@ class SecondConsumers:
             self._look(queue)
 
     def _look(self, queue: str) -> None:
-        """Begin it, or let it go on, as long as it is needed; then end it."""
+        """Begin the second consumer, or keep it while it is needed; then end it."""
         is_needed = time.monotonic() - self._needed[queue] < MAX_IDLE
         try:
             if is_needed and self._channel.begin_second(queue, self._window):

@@ -1,17 +1,18 @@
-"""Recorded starts on RabbitMQ: a suspect that is about to run has a queue of its name, for as long as it runs.
+"""Recorded starts on RabbitMQ: while a suspect runs, the broker has an empty queue that is named after the delivery.
 
-RabbitMQ hands over again whatever a dead worker held, begun or not, and says nothing of which was which. It keeps no place for a
-word about a message, but for names: a queue that is declared is there, for anybody who asks. So a worker that runs a suspect first
-declares an empty queue that is called by that delivery of it, and takes it away as soon as the task has ended; a worker that is
-handed the message asks for it. A crash counts against what had begun, as on Redis, and nobody has to wait for anybody.
+RabbitMQ delivers all messages of a dead worker again, and does not tell which of them had begun. It cannot store a note about a
+message, but it can store a name: a declared queue exists, and every client can check that. So before a worker runs a suspect, it
+declares an empty queue that is named after this delivery of the message, and deletes it as soon as the task has ended. A worker
+that receives the message checks whether the queue exists. A crash counts only against tasks that had begun, as on Redis, and no
+worker has to wait for another.
 
-Declaring and taking away are asked for in one channel, so that the end of one task is known before the start of the next. Only
-suspects have such queues: what no worker has died with pays nothing.
+Declaring and deleting use one channel, so that the broker knows of a task's end before the next start. Only suspects have such
+queues: a message with which no worker has died costs nothing more.
 
-Limits: what is left behind, by a process that died between two steps, expires in `KEPT_MS`. Where the broker does not answer, a
-start is not recorded, or not found: the crash does not count then, and the next one does. A suspect that runs while its worker,
-and no other, loses its connection counts as one that its worker died with: nobody else can tell. So does one that ends in that
-moment and is not acknowledged.
+Limits: a queue that is left behind, by a process that died between two steps, expires after `KEPT_MS`. If the broker does not
+answer, a start is not recorded, or not found: then this crash does not count, and the next one does. If only one worker loses its
+connection while it runs a suspect, this counts as a crash: other workers cannot see the difference. The same holds if the suspect
+ends at that moment and is not acknowledged.
 """
 
 from __future__ import annotations
@@ -35,36 +36,36 @@ TIMEOUT = 10.0
 
 
 def start_of(headers: Mapping[str, Any]) -> str:
-    """The name of a start: of this delivery of this message, and of no other."""
+    """The name of a start; each delivery of each message has its own."""
     envelope = Envelope.of(headers)
     known = (headers.get("id"), headers.get("replaced_task_nesting"), envelope.generation, envelope.delivery)
     return START + hashlib.sha1(repr(known).encode(), usedforsecurity=False).hexdigest()
 
 
 class Starts:
-    """The starts, on a connection of their own; from any thread. `connect` opens a new one (kombu's)."""
+    """The starts, on a connection of their own; safe from any thread. `connect` opens a new one (kombu's)."""
 
     def __init__(self, connect: Callable[[], Any]) -> None:
         self._connect = connect
-        # Not reentrant: a second caller would write into a frame that is half written. A signal's handler does not
-        # come here: what it asks for is noted, and done by the loop (`pool_patches/stop.py`).
+        # Not reentrant: a second caller would write into a half-written frame. A signal's handler does not call this:
+        # it only notes what to do, and the loop does it (`pool_patches/stop.py`).
         self._lock = threading.Lock()
         self._kombu: Any = None
         self._channel: Any = None
         self._pid = 0
 
     def note(self, name: str) -> None:
-        """It begins: the broker knows that when this returns, if it answers."""
+        """Record a start. When this returns, the broker has it, unless it does not answer."""
         with self._lock:
             self._try(lambda: declare_start(self._opened(), name))
 
     def has(self, name: str) -> bool:
-        """Whether it had begun, and had not ended."""
+        """Whether this start is recorded: the task had begun, and had not ended."""
         with self._lock:
             return self._try(lambda: has_queue(self._opened().connection, name)) is True
 
     def forget(self, name: str) -> None:
-        """It has ended. Nobody waits for the broker, nor for a connection where there is none: then it is left to expire."""
+        """Delete a start: the task has ended. No answer is awaited; without an open connection, the start is left to expire."""
         with self._lock:
             if self._kombu is not None and self._pid == os.getpid():
                 try:
@@ -78,7 +79,7 @@ class Starts:
             self._drop()
 
     def _opened(self) -> Any:
-        """The channel; a fork takes none along."""
+        """The channel; a forked child opens its own."""
         if self._pid != os.getpid():
             self._pid, self._kombu = os.getpid(), None
         if self._kombu is None:
@@ -88,11 +89,11 @@ class Starts:
         return self._channel
 
     def _try(self, ask: Callable[[], Any]) -> Any:
-        """Ask, once more on a new connection; None where nobody answers."""
+        """Ask, and once more on a new connection if that fails; None if there is no answer."""
         was_open = self._kombu is not None
         try:
             return ask()
-        except Exception as exc:  # noqa: BLE001 - whatever it is, the message must go on
+        except Exception as exc:  # noqa: BLE001 - the message must go on, after any error
             self._unsure(exc, is_last=not was_open)
             return self._try(ask) if was_open else None
 

@@ -1,7 +1,7 @@
-"""What is written into the journal of moves: the digests of messages, and what a move says of them.
+"""The entries of the journal of moves: they name messages by digests, and tell how a move went.
 
-A digest stands for one delivery of one message, from one queue. It is made of the message's id, its body and our headers. What the
-broker writes when it hands a message over again is not in it. Workers write them, and so do commands that move dead letters.
+A digest stands for one delivery of one message, from one queue. It is made of the message's id, its body and our headers, without
+the headers that the broker adds when it delivers a message again. Workers write entries, and so do commands that move dead letters.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 #: Bytes of a digest.
 DIGEST = 16
-#: A digest, its successor's, and for how many seconds that is delayed.
+#: The message's digest, the successor's digest, and the successor's delay in seconds.
 MOVING = Struct(f">{DIGEST}s{DIGEST}sI")
-#: What an entry holds, by its first byte.
+#: The kinds of entries: their first bytes.
 MARKER, HAS_MOVED, IS_UNRECORDED, IS_MOVING, HAS_ENDED, IS_TURNING, HAS_STAYED = b"?", b"d", b"u", b"g", b"h", b"l", b"s"
-#: Seconds that a successor may be delayed that is waited for.
+#: Seconds: a reader waits for a successor only if its delay is not longer.
 MAX_DELAY = 60
-#: What ends a life, or begins one, by a move.
+#: Outcomes that end a life, or begin one, by a move.
 TURNS = frozenset({Outcome.DEAD_LETTERED, Outcome.REDRIVEN})
 
 
@@ -54,9 +54,9 @@ def _digest(message: Raw, queue: str) -> bytes:
 class Moved:
     """The digests of a move: of the message and of its successor, and for how many seconds the successor waits.
 
-    `successor` is empty where the message goes for good. `dead_letter_queue` is where a dead letter goes; empty for what lives.
-    `events` are what its reader has to record, with their ids; none where there is nothing to record, or where the reader records
-    that the message was handed over again. `at_ms` is when that was written.
+    `successor` is empty if the message is removed for good. `dead_letter_queue` is the target of a dead letter; empty for other
+    messages. `events` are the events that a reader has to record, with their ids; none if there is nothing to record, or if the
+    reader records that the message was delivered again. `at_ms` is when the entry was written.
     """
 
     digest: bytes
@@ -73,13 +73,13 @@ class Moved:
 
     @property
     def moving(self) -> bytes:
-        """What is written before a message that goes on is published; empty where nobody could wait for the successor."""
+        """The `moving` entry, written before the successor is published; empty if a reader cannot wait for the successor."""
         cannot_wait = self.is_turn or not self.successor or self.seconds > MAX_DELAY
         return b"" if cannot_wait else MOVING.pack(self.digest, self.successor, self.seconds)
 
     @property
     def turning(self) -> bytes:
-        """What is written before a life ends or begins: a line; empty for what goes on."""
+        """The line of a `turning` entry, written before a life ends or begins; empty for any other move."""
         if not self.is_turn:
             return b""
         events = packed((event.event_id, event) for event in self.events).decode() if self.events else ""
@@ -89,7 +89,7 @@ class Moved:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A `turning` as it is read: the successor's digest, its delay, and its queue where it is a dead letter; the events, packed.
+    """A `turning` entry as it is read: the successor's digest, its delay, its queue if it is a dead letter, and the packed events.
 
     `at_ms` is when it was written, by its writer's clock.
     """
@@ -102,14 +102,14 @@ class Turn:
 
     @classmethod
     def of(cls, line: bytes) -> tuple[bytes, Turn]:
-        """The digest of the message, and its turn. Raises `ValueError` or `TypeError` where it was not written by us."""
+        """The digest of the message, and its turn. Raises `ValueError` or `TypeError` if redelivery did not write it."""
         digest, successor, seconds, dead_letter_queue, events, at_ms = json.loads(line)
         read = bytes.fromhex(successor), min(int(seconds), MAX_DELAY), str(dead_letter_queue), str(events), int(at_ms)
         return bytes.fromhex(digest), cls(*read)
 
     @property
     def events(self) -> tuple[Event, ...]:
-        """The events of the turn; none where there is nothing to record."""
+        """The events of the turn; none if there is nothing to record."""
         try:
             return tuple(events_of(self.packed)) if self.packed else ()
         except EnvelopeError:
@@ -126,10 +126,10 @@ def moved_of(
     events: Iterable[Event] = (),
     now_ms: int = 0,
 ) -> Moved | None:
-    """The digests of a move; None where the successor is no step on, and might be the same again.
+    """The digests of a move; None if the successor is not a step further than the message, so that their digests might be the same.
 
-    `target` is the queue where the successor arrives, `events` what is recorded of the move. The events of a death or a redrive get
-    ids that are made of the successor's digest, where they have none: if two readers record one, it counts once.
+    `target` is the queue where the successor arrives, `events` are the move's events. Events of a death or a redrive without an id
+    get ids that are made from the successor's digest: if two readers record one, it counts once.
     """
     before, after = opened(message), opened(successor)
     envelope = Envelope.of(after["headers"])
@@ -151,5 +151,5 @@ def _steps(message: Raw, envelope: Envelope) -> tuple[bool, int, int, int]:
 
 
 def entry(kind: bytes, noted: Iterable[bytes]) -> amqp.Message:
-    """The message that writes one entry."""
+    """The AMQP message that is one entry."""
     return amqp.Message(kind + b"".join(noted), content_type="application/octet-stream")

@@ -1,11 +1,11 @@
 """The look for dead letters whose worker died before their event was recorded (`journal`).
 
-It is given the digests of some dead letters, and finds which of them a dead-letter queue holds. It takes the letters and gives them
-back, as an operator's look does (`peek`). Two looks at once would hide letters from each other, so each holds an exclusive queue
-while it lasts; an operator's command begins when no worker looks.
+It gets the digests of some dead letters, and finds which of them are in a dead-letter queue. It takes the dead letters and gives
+them back, as an operator's look does (`peek`). Two looks at once would hide dead letters from each other, so each declares an
+exclusive queue while it lasts; an operator's command begins when no worker looks.
 
-Limits: it does not look into a queue that has a consumer, because the letters may have gone, nor into one that is longer than
-`MAX_LETTERS`. It does not find a letter that an operator's command holds.
+Limits: it does not look into a queue that has a consumer, because that may have taken the dead letters, nor into a queue that is
+longer than `MAX_LETTERS`. It does not find a dead letter that an operator's command holds.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 
 #: The exclusive queue of a worker that looks.
 LOOKING = "redelivery.looking"
-#: Dead letters that are looked at, at the most.
+#: The most dead letters that a look reads.
 MAX_LETTERS = 10_000
-#: Seconds that a look waits for another one to end, and between two tries.
+#: Seconds that a look waits for another look to end, and between two tries.
 TIMEOUT, STEP = 15.0, 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """What a look has found; `is_consumed`: somebody consumes the queue, so that nothing was looked at.
+    """What a look has found; `is_consumed`: the queue has a consumer, so that it was not looked at.
 
-    `is_done`: the queue was looked at, or is not there.
+    `is_done`: the queue was looked at, or does not exist.
     """
 
     found: frozenset[bytes] = frozenset()
@@ -48,7 +48,7 @@ NOT_LOOKED = Looked()
 
 
 def look_for(kombu: Any, queue: str, wanted: set[bytes]) -> Looked:
-    """Which of these digests are of letters that lie in this queue. Raises what the connection raises."""
+    """Which of these digests belong to dead letters in this queue. Raises what the connection raises."""
     depth, consumers = counts_of(kombu, queue) or (0, 0)
     if consumers or depth > MAX_LETTERS:
         return Looked(is_consumed=consumers > 0)
@@ -66,17 +66,17 @@ def look_for(kombu: Any, queue: str, wanted: set[bytes]) -> Looked:
 
 
 def await_looks(kombu: Any) -> None:
-    """Wait until no worker looks, `TIMEOUT` seconds at the most; not at all where this user may not declare what tells."""
+    """Wait until no worker looks, `TIMEOUT` seconds at the most; not at all if this user may not declare the exclusive queue."""
     with contextlib.suppress(AccessRefused), _alone(kombu):
         pass
 
 
 @contextlib.contextmanager
 def _alone(kombu: Any) -> Iterator[bool]:
-    """Whether nobody else looks, while this lasts."""
+    """Keep other processes from looking meanwhile; False if another one still looks."""
     until = time.monotonic() + TIMEOUT
     while not (is_alone := _locked(kombu)) and time.monotonic() < until:
-        time.sleep(STEP)  # the broker tells nobody when a queue goes
+        time.sleep(STEP)  # the broker does not report that a queue is gone
     try:
         yield is_alone
     finally:

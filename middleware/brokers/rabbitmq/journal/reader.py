@@ -1,4 +1,4 @@
-"""Reads the journal of moves, in a thread of its own, and answers what it knows of a message's successor."""
+"""Reads the journal of moves, in a thread of its own, and tells what it shows about a message's successor."""
 
 from __future__ import annotations
 
@@ -36,24 +36,24 @@ if TYPE_CHECKING:
     from ....messages.events import Event
     from .letter_look import Looked
 
-#: Seconds: how long the last frames of a dead worker may be on their way; how long a reader waits for its marker, and for more
-#: questions before it closes its connection; how far back it reads.
+#: Seconds: how long the last frames of a dead worker may still arrive; how long a reader waits for its marker; how long it waits
+#: for more questions before it closes its connection. Then, how far back it reads.
 ON_ITS_WAY, TIMEOUT, MAX_IDLE = 1.0, 10.0, 5.0
 LOOK_BACK = timedelta(minutes=10)
-#: Seconds that a successor is waited for, beyond its own delay.
+#: Seconds to wait for a successor, beyond its own delay.
 MARGIN = 30.0
-#: Seconds that a dead letter is looked for, in a queue that nobody consumes.
+#: Seconds to look for a dead letter, in a queue without a consumer.
 LETTER_MARGIN = 5.0
-#: Entries that the broker sends before the reader must say that it has read them.
+#: The most entries that the broker sends without an acknowledgement.
 MAX_UNREAD = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Whether the message of this digest was moved; when that was asked, and when it is to be looked up (monotonic seconds).
+    """The question whether the message of this digest was moved; when it was asked, and when to answer it (monotonic seconds).
 
-    `queue` is where its next delivery goes. `letters` are the queues where its dead letter may be looked for: the journal alone may
-    not name them, for anybody may write it.
+    `queue` is the message's queue. `letters` are the queues in which its dead letter may be looked for: a name in the journal alone
+    is not trusted, because any client may write the journal.
     """
 
     digest: bytes
@@ -65,7 +65,7 @@ class Question:
 
 
 class Journal:
-    """Reads the journal in a thread of its own, which ends when nobody asks.
+    """Reads the journal in a thread of its own, which ends when there are no questions.
 
     `connect` opens a new connection (kombu's); `name` is the journal's queue.
     """
@@ -78,7 +78,7 @@ class Journal:
         self._is_closed = False
 
     def ask(self, digest: bytes, queue: str, letters: frozenset[str], then: Callable[[Successor, Sequence[Event]], None]) -> None:
-        """Tell `then` what the journal knows of this message, in a while, from another thread. It is not told after `close`.
+        """Call `then`, a little later and from another thread, with what the journal shows about this message; never after `close`.
 
         `queue` and `letters` are those of `Question`.
         """
@@ -92,14 +92,14 @@ class Journal:
             self._news.notify()
 
     def close(self) -> None:
-        """Answer nobody any more."""
+        """Answer no more questions."""
         with self._news:
             self._is_closed = True
             self._asked.clear()
             self._news.notify()
             thread = self._thread
         if thread is not None and thread is not threading.current_thread():
-            thread.join(1)  # it may be waiting for the broker, and has nothing to say any more
+            thread.join(1)  # it may be waiting for the broker; it gives no more answers
 
     # the thread
 
@@ -111,7 +111,7 @@ class Journal:
                 reading.catch_up()
                 reading.look_for_letters((each.digest, each.letters) for each in due)
                 reading.look_for_others((each.digest, each.queue) for each in due)
-            except Exception as exc:  # noqa: BLE001 - whatever it is, the messages must go on
+            except Exception as exc:  # noqa: BLE001 - the messages must go on, after any error
                 log.warning("journal.unread", error=f"{type(exc).__name__}: {exc}", why="what was moved may be delivered again")
                 _close(reading)
                 reading = None
@@ -135,11 +135,11 @@ class Journal:
             return
         try:
             then(known, events)
-        except Exception:  # noqa: BLE001 - its message stays unacknowledged, and comes again
+        except Exception:  # noqa: BLE001 - the message stays unacknowledged, and comes again
             log.exception("journal.unheard")
 
     def _due(self) -> list[Question]:
-        """What is to be answered now, once there is some; nothing when nobody has asked for a while, or it is closed."""
+        """Wait for questions that are due, and return them; none if no question came for a while, or the journal is closed."""
         with self._news:
             if not self._asked:
                 self._news.wait_for(lambda: self._asked or self._is_closed, MAX_IDLE)
@@ -154,7 +154,7 @@ class Journal:
 
 
 class Reading:
-    """One reading of the journal, on a connection of its own, from `look_back` ago on. Raises what the connection raises."""
+    """Reads the journal on a connection of its own, from `look_back` ago on. Raises what the connection raises."""
 
     def __init__(self, kombu: Any, name: str, look_back: timedelta = LOOK_BACK) -> None:
         self._moved: set[bytes] = set()
@@ -170,7 +170,7 @@ class Reading:
         self._channel.basic_consume(name, callback=self._note, arguments={"x-stream-offset": since})
 
     def successor_of(self, digest: bytes) -> tuple[Successor, tuple[Event, ...]]:
-        """What is known of this message's successor; and the events of a death or a redrive, where they may not be recorded."""
+        """What is known about this message's successor; and the events of a death or a redrive that may not be recorded yet."""
         if self._was_there(digest):
             return Successor.RECORDED, ()
         if any(self._was_there(successor) for successor, _ in self._moving.get(digest, ())):
@@ -181,9 +181,9 @@ class Reading:
         return Successor.UNKNOWN, ()
 
     def is_in_doubt(self, digest: bytes, since_ms: int, looked_since_ms: int) -> bool:
-        """Whether this message was to be moved since then (milliseconds), and nobody knows whether it was.
+        """Whether a move of this message was begun since `since_ms`, and it is not known whether the message moved.
 
-        `looked_since_ms` is in place of that where the dead letter was looked for, and does not lie in its queue.
+        `looked_since_ms` is used instead of `since_ms` if the dead letter was looked for, and is not in its queue.
         """
         if self.successor_of(digest)[0] is not Successor.UNKNOWN:
             return False
@@ -193,9 +193,9 @@ class Reading:
         )
 
     def look_for_letters(self, asked: Iterable[tuple[bytes, frozenset[str]]]) -> None:
-        """Look for the dead letters of the messages of which nothing else is known, once in each queue.
+        """Look for the dead letters of the messages whose successors are not known otherwise, once in each queue.
 
-        Each is a digest, and the queues where its dead letter may be looked for.
+        `asked`: each message's digest, and the queues in which its dead letter may be looked for.
         """
         wanted: dict[str, set[bytes]] = {}
         for digest, letters in asked:
@@ -205,9 +205,9 @@ class Reading:
         self._looked = {queue: look_for(self._kombu, queue, letters) for queue, letters in wanted.items()}
 
     def look_for_others(self, asked: Iterable[tuple[bytes, str]]) -> None:
-        """Look whether messages wait in the queues where the next deliveries may be of which nothing else is known.
+        """Find out which queues of messages whose successors are not known otherwise have waiting messages.
 
-        Each is a digest, and the queue of its message.
+        `asked`: each message's digest, and its queue.
         """
         in_doubt = {
             queue for digest, queue in asked if digest in self._moving and self.successor_of(digest)[0] is Successor.UNKNOWN
@@ -217,7 +217,7 @@ class Reading:
     def _has_waiting(self, queue: str) -> bool:
         try:
             return (depth_of(self._kombu, queue) or 0) > 0
-        except self._kombu.channel_errors:  # it may not be seen
+        except self._kombu.channel_errors:  # this user may not look at it
             return False
 
     def may_show(self, asked: Question, waited: float) -> bool:
@@ -243,7 +243,7 @@ class Reading:
         return self._looked.get(queue, NOT_LOOKED)
 
     def catch_up(self) -> None:
-        """Read all that was written before now."""
+        """Read all entries that were written before now."""
         self._marker = MARKER + uuid.uuid4().bytes
         self._channel.basic_publish(entry(b"", [self._marker]), routing_key=self._name)
         until = time.monotonic() + TIMEOUT
@@ -259,7 +259,7 @@ class Reading:
             self._channel.basic_ack(message.delivery_tag, multiple=True)
 
     def _read(self, kind: bytes, written: bytes) -> None:
-        """What cannot be read was not written by us."""
+        """Note an entry; one that cannot be read was not written by redelivery, and is ignored."""
         if kind == IS_MOVING and len(written) % MOVING.size == 0:
             for digest, successor, seconds in MOVING.iter_unpack(written):
                 self._moving.setdefault(digest, []).append((successor, min(seconds, MAX_DELAY)))
@@ -286,7 +286,7 @@ class Reading:
                 self._turning.setdefault(digest, []).append(turn)
 
     def close(self) -> None:
-        """Close its connection."""
+        """Close the connection."""
         self._kombu.collect(socket_timeout=1.0)
 
 
