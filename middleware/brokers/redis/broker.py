@@ -1,4 +1,4 @@
-"""Redis and Valkey as a worker sees them: the transitions, and how its messages are held, received and answered for."""
+"""Redis and Valkey for a worker: the transitions, receiving, holding messages, and the pipeline of answers."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
     from ...ports import Deliveries, FastPath, Held, Pipeline, Registry
 
-#: How the address of Celery's result backend for one Redis or Valkey begins.
+#: The address of a Celery result backend on one Redis or Valkey begins with one of these.
 REDIS_ADDRESSES = ("redis://", "rediss://", "socket://", "redis+socket://")
-#: What follows where the broker refuses to store a result.
+#: The consequence if the broker refuses to store a result.
 APART = "each result is stored by its task's process before the message is acknowledged, as Celery does it"
 NO_EVICTION = "noeviction"
-#: What follows from any other policy of a server with a limit.
+#: The consequence of any other policy on a server with a limit.
 EVICTS = "a full server deletes messages without a record: set maxmemory-policy noeviction"
 
 
@@ -58,7 +58,7 @@ class RedisBroker(RedisTransport):
     def receive(
         self, consumer: Consumer, owner: Deliveries, limit: Callable[[], int], on_garbage: Callable[[Held, Exception], None]
     ) -> bool:
-        """Receive by a script, where `fast_receive` is on and kombu is one that we know."""
+        """Receive by a script, if this channel can, and this version of kombu is known."""
         channel, pool = consumer.task_consumer.channel, consumer.pool
         if not (isinstance(channel, Receiving) and isinstance(owner, Owner) and is_known("kombu")):
             return False
@@ -67,17 +67,17 @@ class RedisBroker(RedisTransport):
         return True
 
     def pipeline(self, hub: Any, wait_for: Callable[..., None]) -> Pipeline | None:
-        """On a connection of its own; None with `wait_replicas`, whose answers are waited for, and with an unknown redis-py."""
+        """A pipeline on a connection of its own; None with `wait_replicas`, where each call waits, and with an unknown redis-py."""
         if getattr(self.client, "replicas", None) is not None or not is_known("redis"):
             return None
         return UnderWay(self, hub, wait_for)
 
     def stores_results(self, app: Celery) -> bool:
-        """Whether the app's result backend is Celery's own for Redis, on this server, and this user may write there, too."""
+        """Whether the app's result backend is Celery's own for Redis, on this server, and this user may write its keys."""
         address = app.conf.result_backend
         if not (isinstance(address, str) and address.startswith(REDIS_ADDRESSES)):
             return False
-        from celery.backends.redis import RedisBackend  # noqa: PLC0415 - the app has it, then
+        from celery.backends.redis import RedisBackend  # noqa: PLC0415 - only an app that has this backend imports it
 
         backend, ours = app.backend, self.client.connection_pool.connection_kwargs
         if type(backend) is not RedisBackend or backend.serializer != "json" or (backend.expires or 0) < 0:
@@ -96,11 +96,11 @@ class RedisBroker(RedisTransport):
         return isinstance(exc, RedisError | ConnectionError)
 
     def has_queue(self, name: str) -> bool:
-        """Whether something lies in this queue, or it has been declared."""
+        """Whether this queue has messages, or has been declared."""
         return bool(self.client.exists(self.keys.list(name), self.keys.bindings(name)))
 
     def objection_to(self, queue: str) -> str | None:
-        """Whether another thing than a queue has this name's key, now or whenever kombu needs it: it may be told other names."""
+        """Why this name cannot be a queue's: kombu uses the key, as its options say, or it has another type; None if it can."""
         if queue in {self.keys.unacked_name, self.keys.unacked_index_name, self.keys.unacked_mutex_name}:
             return "is a name that kombu uses itself"
         held = text_of(self.client.type(self.keys.list(queue)))
@@ -111,7 +111,7 @@ class RedisBroker(RedisTransport):
         return None if used is None else text_of(used)
 
     def warn(self, queues: Sequence[str], letters: Iterable[str], management_url: str | None) -> None:  # noqa: ARG002 - the port's
-        """Say where the server may throw messages away by itself: the only deaths on Redis that nobody records."""
+        """Log a warning if the server may delete messages: the only deaths on Redis that are not recorded."""
         eviction = eviction_of(self.client.info("memory"))
         if eviction is not None:
             policy, maxmemory = eviction
@@ -119,7 +119,7 @@ class RedisBroker(RedisTransport):
 
 
 def _processes(pool: Any) -> int:
-    """How many tasks this pool of Celery's runs at once; none once it has stopped, when Celery's prefork pool cannot say."""
+    """How many tasks this pool of Celery's runs at once; 0 after its stop, when Celery's prefork pool cannot tell."""
     try:
         return int(pool.num_processes)
     except AttributeError:
@@ -127,6 +127,6 @@ def _processes(pool: Any) -> int:
 
 
 def eviction_of(memory: Any) -> tuple[str, int] | None:
-    """The policy by which a full server deletes messages, and its `maxmemory`, from `INFO memory`; None where it deletes none."""
+    """The policy by which a full server deletes messages, and its `maxmemory`, from `INFO memory`; None if it deletes none."""
     policy, maxmemory = str(memory.get("maxmemory_policy", NO_EVICTION)), int(memory.get("maxmemory") or 0)
     return (policy, maxmemory) if maxmemory and policy != NO_EVICTION else None

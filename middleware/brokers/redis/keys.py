@@ -1,7 +1,7 @@
-"""Every name that this project, or kombu for it, uses in Redis: built here and nowhere else.
+"""Every key that this project, or kombu for it, uses in Redis: built here and nowhere else.
 
-The lists, `unacked` and `unacked_index` are kombu's own, so that plain Celery workers and producers can share them. Everything else
-begins with `redelivery:`. All names carry kombu's `global_keyprefix`.
+The lists, `unacked` and `unacked_index` are kombu's own, so that plain Celery workers and producers can share them. All other names
+begin with `redelivery:`. All names have kombu's `global_keyprefix`.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Self
 if TYPE_CHECKING:
     from kombu.transport.redis import Channel
 
-#: Divides the parts of a name that we mint (kombu's own separator, which no task id and no queue name contains).
+#: Separates the parts of names that we make (kombu's own separator, which no task id and no queue name contains).
 SEPARATOR = "\x06\x16"
 
 
 class Own:
-    """The key of this name among our own, of the `Keys` that are asked for it."""
+    """An attribute of `Keys`: our own key of this name, under its prefix."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -30,7 +30,7 @@ class Own:
 
 @dataclass(frozen=True)
 class Keys:
-    """The names below one key prefix. `separator` and `priority_steps` are kombu's transport options of the same purpose."""
+    """The names under one key prefix. `separator` and `priority_steps` are kombu's transport options `sep` and `priority_steps`."""
 
     prefix: str = ""
     separator: str = SEPARATOR
@@ -55,7 +55,7 @@ class Keys:
 
     @property
     def unacked(self) -> str:
-        """Hash: tag → `[raw, "", queue]`, the messages that a worker holds."""
+        """Hash: tag → `[raw, "", queue]`, the messages that workers hold."""
         return self.prefix + self.unacked_name
 
     @property
@@ -90,12 +90,12 @@ class Keys:
     leases = Own("leases")
     #: Hash: owner token → JSON (worker's name, process id, since).
     owners = Own("owners")
-    #: Strings with a time to live: the tokens of the two workers that watch the leases of all.
+    #: Strings with a time to live: the tokens of the two workers that watch all leases.
     lease_watcher = Own("lease_watcher")
     second_lease_watcher = Own("lease_watcher:second")
     #: Hash: fenced token → when, while its messages are being given back.
     recovering = Own("recovering")
-    #: Hash: tag → when it was started (milliseconds), of messages that a crash has touched, or acknowledged early.
+    #: Hash: tag → when the message was started (milliseconds), if a worker died with it; or `accepted`, if acknowledged early.
     starts = Own("starts")
     #: Zset: list name → when its next delayed message is due (milliseconds).
     destinations = Own("delayed")
@@ -105,19 +105,19 @@ class Keys:
     dispatcher = Own("dispatcher")
     #: String with a time to live: the token of the worker that keeps the dead letters within their bounds.
     letter_keeper = Own("letter_keeper")
-    #: String with a time to live: the token of the worker that says where letters lie unread.
+    #: String with a time to live: the token of the worker that reports dead-letter queues that are not read.
     letter_watcher = Own("letter_watcher")
     #: String with a time to live: the token of the exporter that exports the outcome log.
     exporter = Own("exporter")
     #: String with a time to live: the token of the process that carries the operations out.
     operator = Own("operator")
-    #: Zset: id of an operation → when it was begun (milliseconds); the newest ones, whatever became of them.
+    #: Zset: id of an operation → when it was begun (milliseconds); the newest ones, in any state.
     operations = Own("operations")
     #: Set: the ids of the operations that have not ended.
     open_operations = Own("operations:open")
     #: Stream: what operators did, the newest records.
     audit = Own("audit")
-    #: Channel: says that something became due earlier than what the dispatcher waits for.
+    #: Channel: a message became due earlier than the one that the dispatcher waits for.
     wake = Own("wake")
     #: Hash: name of a dead-letter queue → the origin queue that used it last.
     dead_letter_queues = Own("dead_letter_queues")
@@ -125,11 +125,11 @@ class Keys:
     outcomes = Own("outcomes")
     #: Hash: how far the outcome log has been exported.
     exported = Own("outcomes:exported")
-    #: Hash: what left the outcome log before it was exported.
+    #: Hash: how many entries left the outcome log before they were exported, and when.
     trimmed = Own("outcomes:trimmed")
 
     def received(self, token: str) -> str:
-        """Hash: the last batch that an owner was given (its number, its first tag, and the next one)."""
+        """Hash: the last batch that an owner received (its number, its first tag, and the next batch's first tag)."""
         return self._own(f"received:{token}")
 
     def published(self, token: str) -> str:
@@ -137,15 +137,15 @@ class Keys:
         return self._own(f"published:{token}")
 
     def watch(self, queue: str) -> str:
-        """Hash with a time to live: who is woken by a push for a queue (`watcher`), until when (ms), who stands in (`deputy`)."""
+        """Hash with a time to live: the owner that pushes for a queue wake (`watcher`), until when (ms), and the `deputy`."""
         return self._own(f"watch:{queue}")
 
     def idle(self, queue: str) -> str:
-        """Zset with a time to live: owners that wait to be the next watcher, by how long they have waited; the busy ones last."""
+        """Zset with a time to live: owners that wait to be the next watcher, by when they began to wait; the busy ones last."""
         return self._own(f"idle:{queue}")
 
     def woken(self, token: str) -> str:
-        """String, empty: written to wake this owner, whose connection has looked at it."""
+        """Empty string: a write to it wakes this owner, whose connection tracks the key."""
         return self._own(f"woken:{token}")
 
     def due(self, list_name: str) -> str:
@@ -157,7 +157,7 @@ class Keys:
         return self._own(f"delayed:messages:{list_name}")
 
     def slots(self, queue: str, per_second: float) -> str:
-        """Zset: where a stretch of taken slots begins → where it ends (milliseconds); one for each retry budget of a queue."""
+        """Zset: the begin of a run of taken slots → its end (milliseconds); one for each retry budget of a queue."""
         return self._own(f"slots:{per_second!r}:{queue}")
 
     def clocks(self, day: int) -> str:
@@ -165,7 +165,7 @@ class Keys:
         return self._own(f"clocks:{day}")
 
     def operation(self, operation_id: str) -> str:
-        """Hash: one operation: what is to be done, its state, whose it is, how far it is."""
+        """Hash: one operation: what it does, its state, the token of its process, its progress."""
         return self._own(f"operation:{operation_id}")
 
     def followed(self, operation_id: str) -> str:
@@ -177,7 +177,7 @@ class Keys:
 
 
 def unacked_suffix(queue: str) -> str:
-    """What follows the raw message in a value of `unacked`: restored by kombu, it goes to this queue and no other."""
+    """The text after the raw message in a value of `unacked`: if kombu restores the message, it goes only to this queue."""
     return f',"",{json.dumps(queue)}]'
 
 

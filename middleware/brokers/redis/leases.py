@@ -1,4 +1,4 @@
-"""The leases of the owners on Redis, and what each of them holds."""
+"""The leases of the owners on Redis, and the messages that each owner holds."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _RESIGN = Script("resign")
 
 @dataclass(frozen=True, slots=True)
 class Renewal:
-    """A lease was renewed. `leases`: how many there are. `watches`: its owner is one of the two that watch the leases of all.
+    """A lease was renewed. `leases`: how many there are. `watches`: its owner is one of the two that watch all leases.
 
-    `recovering`: somebody was fenced whose messages are not given back yet. `no_dispatcher`: no dispatcher leads. `no_operator`:
-    there are operations, and nobody carries them out.
+    `recovering`: an owner was fenced, and its messages are not given back yet. `no_dispatcher`: no dispatcher leads. `no_operator`:
+    there are open operations, and no process carries them out.
     """
 
     leases: int
@@ -45,7 +45,7 @@ class Renewal:
 
 
 class Leases:
-    """The leases of the owners, and who leads in what one process does for all."""
+    """The leases of the owners, and the leads: the roles that one process has for all."""
 
     def __init__(self, client: Redis, keys: Keys) -> None:
         self.client, self.keys = client, keys
@@ -55,9 +55,9 @@ class Leases:
         _REGISTER(self.client, [self.keys.leases, self.keys.owners], [token, json.dumps(about)])
 
     def renew(self, token: str, watch_seconds: float = 0.0) -> Renewal | None:
-        """Renew a lease; None where it is gone: the owner is fenced.
+        """Renew a lease; None if it is gone, because the owner is fenced.
 
-        With `watch_seconds` the owner offers to watch the leases of others for so long. Two owners do at a time.
+        With `watch_seconds` the owner offers to watch the other owners' leases for so long. Two owners watch at a time.
         """
         keys = self.keys
         asked = keys.recovering, keys.dispatcher, keys.open_operations, keys.operator
@@ -66,7 +66,7 @@ class Leases:
         return Renewal(answer[0], *map(bool, answer[1:])) if alive else None
 
     def fence(self, token: str, counter: bytes) -> bool:
-        """End a lease whose counter did not move; False where it moved after all."""
+        """End a lease whose counter did not move; False if it moved after all."""
         return int(_FENCE(self.client, [self.keys.leases, self.keys.recovering], [token, counter])) > 0
 
     def unregister(self, token: str) -> None:
@@ -92,16 +92,16 @@ class Leases:
             _EXTEND(self.client, [self.keys.unacked_index], [seconds, *listed[at : at + PAGE]])
 
     def lead(self, role: str, token: str, seconds: float) -> bool:
-        """Take or keep the lead in this role, one of `Keys`, for this long."""
+        """Take or keep the lead in this role (its key) for this long; return whether this token leads."""
         return int(_LEAD(self.client, [role], [token, int(seconds * 1000)])) > 0
 
     def resign(self, role: str, token: str) -> None:
-        """Hand the lead in this role on; nothing happens where another leads."""
+        """Give up the lead in this role (its key); nothing happens if another token leads."""
         _RESIGN(self.client, [role], [token])
 
 
 def about_of(raw: bytes | None) -> dict[str, Any]:
-    """What an owner has registered of itself; empty where that is not there, or is none of ours."""
+    """What an owner has registered about itself; empty if there is nothing, or redelivery did not write it."""
     try:
         read = {} if raw is None else json.loads(raw)
     except (ValueError, RecursionError):
@@ -110,7 +110,7 @@ def about_of(raw: bytes | None) -> dict[str, Any]:
 
 
 def priority_of(raw: bytes) -> int:
-    """The priority that a message was published with; 0 where it has none, or is none."""
+    """The priority that a message was published with; 0 if it has none, or these bytes are no message."""
     try:
         return int(json.loads(raw)["properties"]["priority"])  # as kombu reads it
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):

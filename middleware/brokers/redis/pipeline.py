@@ -1,14 +1,14 @@
-"""Transitions that are under way: the broker has been asked, and nobody stands and waits for its answer.
+"""Transitions that are under way: they were sent to the broker, and their answers are read later.
 
-The main process of a worker whose pool has processes asks for a transition, and goes on with the next task's; its event loop brings
-the answers, in the order of the questions. Until its own has come, a message stays held.
+In a worker whose pool has processes, the main process sends a transition, and goes on with the next task; its event loop reads the
+answers, in the order of the transitions. A message stays held until its own answer has come.
 
-What cannot be asked so, is answered by an error or by nothing, goes to the outbox as if it had not been asked: the scripts tell a
-repeat. So does whatever a signal's handler has interrupted. What is under way when the process dies was asked, and is carried out,
-or was not, and comes again with the lease.
+If a transition cannot be sent, is answered by an error, or gets no answer, it goes to the outbox as if it had not been sent: the
+scripts recognise a repeated call. The same happens if a signal's handler interrupts the sending. If the process dies, a transition
+that was under way was either sent, and is carried out, or its message comes again when the lease has ended.
 
-Limits: one thread asks, the event loop's own, while the loop runs. Every other waits for its answers, as all do with
-`wait_replicas`; so does a worker that runs tasks itself, and would look at an error only when the next of them has ended.
+Limits: only the event loop's own thread sends, while the loop runs. Every other thread waits for its answers, as all threads do
+with `wait_replicas`. A worker that runs tasks in its main process waits, too: it would see an error only after the next task.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class Asked:
-    """A transition that the broker is asked for, and when it was (monotonic seconds)."""
+    """A transition that was sent to the broker, and when (monotonic seconds)."""
 
     tag: str
     transition: Transition
@@ -61,7 +61,8 @@ class UnderWay:
         self._next: Asked | None = None
         self._connection: Any = None
         self._file = -1
-        #: A question or an answer is on the wire: found so by the next call, it was interrupted, and the connection is out of step.
+        #: A command is being sent, or an answer read. If the next call finds this set, that was interrupted: the order of answers
+        #: on the connection is lost.
         self._is_busy = False
         self._is_watched = False
         self._place = _here()
@@ -70,7 +71,7 @@ class UnderWay:
         return len(self._asked)
 
     def tags(self) -> set[str]:
-        """The tags of the messages whose transitions are under way. Any thread may ask."""
+        """The tags of the messages whose transitions are under way. Any thread may call it."""
         return {each.tag for each in list(self._asked)}
 
     def is_here(self) -> bool:
@@ -83,15 +84,15 @@ class UnderWay:
         self._is_busy = True
         try:
             transition(self._asking)
-        except Exception as exc:  # noqa: BLE001 - whatever it is, the outbox knows what to do with it
+        except Exception as exc:  # noqa: BLE001 - the outbox handles any error
             if self._asked and self._asked[-1] is asked:
                 self._give_up(exc)
-            else:  # not a word of it was sent
+            else:  # no part of it was sent
                 self._repeat(asked)
         self._is_busy = False
 
     def settle(self) -> None:
-        """Wait for every answer, and part with the connection: the event loop brings no more."""
+        """Wait for every answer, and give the connection back: the event loop reads no more answers."""
         self._check_step()
         while self._asked:
             self._read()
@@ -103,21 +104,21 @@ class UnderWay:
             self._connect()
         assert self._next is not None  # noqa: S101 - `begin` has set it
         self._asked.append(self._next)
-        self._connection.send_packed_command([command], check_health=False)  # its PING would be answered by another's answer
+        self._connection.send_packed_command([command], check_health=False)  # its PING would take another command's answer
         self._watch()
 
     def _connect(self) -> None:
         connection: Any = self._pool.get_connection()
         try:
-            file = connection._sock.fileno()  # noqa: SLF001 - redis-py does not tell otherwise
+            file = connection._sock.fileno()  # noqa: SLF001 - redis-py has no public name for it
             self._hub.add_reader(file, self._read)
-        except BaseException:  # nobody would read its answers
+        except BaseException:  # its answers would never be read
             self._pool.release(connection)
             raise
         self._connection, self._file = connection, file
 
     def _read(self) -> None:
-        """Take the answers that have come, waiting for the first; with nothing under way, the broker has ended the connection."""
+        """Read the answers that have come, waiting for the first; if none is awaited, the broker has ended the connection."""
         self._check_step()
         self._is_busy = True
         answered, failed = self._answers()
@@ -144,13 +145,13 @@ class UnderWay:
         return answered, BrokerGone("the broker has ended the connection")
 
     def _tell(self, asked: Asked, answer: Any) -> None:
-        if isinstance(answer, Exception):  # it has changed nothing
+        if isinstance(answer, Exception):  # the transition has changed nothing
             self._repeat(asked)
         else:
             tell(asked.then, self._transport.answered(answer), asked.tag)
 
     def _watch(self) -> None:
-        """Look again when the oldest should have been answered."""
+        """Look again when the oldest answer is overdue."""
         if not self._is_watched:
             self._is_watched = True
             self._hub.call_later(self._timeout, self._look)
@@ -161,7 +162,7 @@ class UnderWay:
             return
         if self._asked[0].at + self._timeout > time.monotonic():
             self._watch()
-        elif self._has_come():  # the loop was held up
+        elif self._has_come():  # the loop was blocked
             self._read()
         else:
             self._give_up(TimeoutError(f"no answer in {self._timeout:g} s"))
@@ -177,7 +178,7 @@ class UnderWay:
             self._give_up(InterruptedError("a signal came in between"))
 
     def _give_up(self, why: Exception) -> None:
-        """The connection is of no use any more: wait for each of the answers, in their order."""
+        """Drop the connection, and carry out each unanswered transition by a call that waits, in their order."""
         self._part()
         if self._asked:
             log.info("transition.repeated", count=len(self._asked), error=f"{type(why).__name__}: {why}")
@@ -197,14 +198,14 @@ class UnderWay:
 
 
 class Asking(RedisTransport):
-    """The same transitions, each of them only asked for."""
+    """The same transitions; each is only sent."""
 
     def __init__(self, transport: RedisTransport, send: Callable[[Script, list[str], list[Any]], None]) -> None:
         super().__init__(transport.client, transport.keys)
         self._transport, self._send = transport, send
 
     def _place_of(self, tag: str) -> tuple[tuple[str, ...], str]:
-        return self._transport._place_of(tag)  # noqa: SLF001 - its own class
+        return self._transport._place_of(tag)  # noqa: SLF001 - of the same class
 
     def _ask(self, script: Script, keys: list[str], args: list[Any]) -> Answer:
         self._send(script, keys, args)

@@ -1,9 +1,9 @@
-"""Waiting for replicas (`wait_replicas`): a script has answered when so many replicas have what it wrote.
+"""Waiting for replicas (`wait_replicas`): a script counts as answered when so many replicas have its writes.
 
-A master that dies takes with it what no replica had yet, though its clients were answered. Redis's `WAIT` closes that gap. Its
-limits are Redis's own: what was written is not undone where replicas are missing or late, so after `TIMEOUT` the answer counts as
-it is, and a line says so; and Sentinel may promote a replica that did not confirm, where there are several and not all are waited
-for. To have a master refuse writes while replicas are missing, set its `min-replicas-to-write`.
+If a master dies, writes that no replica had yet are lost, although its clients were answered. Redis's `WAIT` closes that gap. The
+limits are Redis's own: writes are not undone if replicas are missing or late, so after `TIMEOUT` the answer counts all the same,
+and a line of the log says so. If there are several replicas and not all are waited for, Sentinel may promote one that did not
+confirm. To make a master refuse writes while replicas are missing, set its `min-replicas-to-write`.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from ...logs import log
 if TYPE_CHECKING:
     from redis import ConnectionPool
 
-#: How long replicas may take, in milliseconds: less than a call may take before it counts as not answered.
+#: How long replicas may take, in milliseconds: less than the time after which a call counts as not answered.
 TIMEOUT = 1_000
-#: That replicas are late is said once in so many seconds.
+#: Late replicas are logged at most once in so many seconds.
 QUIET = 60.0
 
 
 class Replicas:
-    """How many replicas must have what was written, and the question whether they do."""
+    """How many replicas must have the writes, and the packed command that asks for it."""
 
     def __init__(self, wanted: int) -> None:
         self.wanted = wanted
@@ -34,7 +34,7 @@ class Replicas:
         self._say_at = 0.0
 
     def heard(self, confirmed: int, why: str = "the last writes may be lost if the master dies now") -> None:
-        """The server's answer: how many replicas have it."""
+        """Note the server's answer: how many replicas have the writes."""
         now = time.monotonic()
         if confirmed < self.wanted and now >= self._say_at:
             self._say_at = now + QUIET
@@ -49,7 +49,7 @@ class ConfirmedRedis(Redis):
         self.replicas = Replicas(wanted) if wanted else None
 
     def confirm(self, answers: list[Any]) -> list[Any]:
-        """The answers of a pipeline that `wait` ended, without the server's last one, which is looked at."""
+        """The answers of commands that ended with `WAIT`, without the last one, which is checked."""
         if self.replicas is None:
             return answers
         *before, confirmed = answers

@@ -1,6 +1,6 @@
 """The Lua scripts, one for each transition: how they are loaded, called, and answered.
 
-A script's text is its file in `middleware/brokers/redis/lua/`, behind the shared pieces that it names in its line `-- uses:`.
+A script's text is the shared pieces that its line `-- uses:` names, and then its own file in `middleware/brokers/redis/lua/`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @cache
 def source(name: str) -> str:
-    """The whole text of a script. Raises `FileNotFoundError` where there is none of that name."""
+    """The whole text of a script. Raises `FileNotFoundError` if there is no script of this name."""
     text = _file(name)
     for line in text.splitlines():
         if line.startswith("-- uses:"):
@@ -40,7 +40,7 @@ def _file(name: str) -> str:
     return files("redelivery.middleware.brokers.redis.lua").joinpath(f"{name}.lua").read_text("utf-8")
 
 
-#: No replica is waited for by these: what is lost of theirs is done again from what is still there, or changes nothing.
+#: These scripts wait for no replica: if their writes are lost, they are done again from the data that is left, or change nothing.
 UNCONFIRMED = frozenset(
     {
         "lead",
@@ -59,15 +59,15 @@ UNCONFIRMED = frozenset(
 )
 
 
-#: Goes in front of a script that a producer calls. Without this PING, Redis answers the producer before it notifies the waiting
-#: worker, which is then told 0.17 ms later.
+#: Sent before a script that a producer calls. Without this PING, Redis answers the producer before it notifies the waiting worker,
+#: which then receives the notice 0.17 ms later.
 WORD = b"*1\r\n$4\r\nPING\r\n"
 
 
 class Script:
-    """One script: called by its digest, loaded where the server does not know it (after a restart, say).
+    """One script: called by its digest, and loaded if the server does not know it (after a restart, for example).
 
-    `answers_last`: those who wait for what it adds are told of it before its caller.
+    `answers_last`: workers that wait for the messages that it adds are notified before its caller is answered.
     """
 
     def __init__(self, name: str, *, answers_last: bool = False) -> None:
@@ -75,12 +75,12 @@ class Script:
 
     @cached_property
     def text(self) -> str:
-        """Its whole text, read when it is first called: producers call few scripts."""
+        """Its whole text, read at the first call, because producers call few scripts."""
         return source(self.name)
 
     @cached_property
     def sha(self) -> str:
-        """Its digest, by which the server knows it."""
+        """Its digest, the server's name for it."""
         return sha1(self.text.encode(), usedforsecurity=False).hexdigest()
 
     def __call__(self, client: Redis, keys: Sequence[str], args: Sequence[Any]) -> Any:
@@ -93,7 +93,7 @@ class Script:
             return _answer(client, packed(self.sha, keys, args), replicas, self._word)
 
     def many(self, client: Redis, calls: Iterable[tuple[Sequence[str], Sequence[Any]]]) -> list[Any]:
-        """Run it for each of these names and arguments, in one round trip; each has its answer, or its error as an exception."""
+        """Run it for each of these keys and arguments, in one round trip; each has its answer, or its error as an exception."""
         replicas = getattr(client, "replicas", None)
         commands = [command(b"SCRIPT", b"LOAD", self.text.encode()), *(packed(self.sha, keys, args) for keys, args in calls)]
         if replicas is not None:
@@ -102,15 +102,15 @@ class Script:
         return answers if replicas is None else client.confirm(answers)  # type: ignore[attr-defined]
 
 
-#: An empty value as it goes over the wire: half of an event's fields have none.
+#: An empty argument in the protocol: half of an event's fields are empty.
 EMPTY = b"$0\r\n\r\n"
 
 
 def packed(sha: str, keys: Sequence[str], args: Sequence[Any]) -> bytes:
-    """The call of a script as it goes over the wire.
+    """The call of a script in the protocol.
 
-    A script has some thirty arguments: redis-py's packing, which looks at each one anew, takes longer than the server does. The
-    names are mostly the same ones, so they are remembered packed.
+    A script has some thirty arguments: redis-py would need more time to pack them than the server needs for the call. The keys are
+    mostly the same ones, so they are remembered packed.
     """
     parts = [b"*%d\r\n" % (3 + len(keys) + len(args)), _packed_names(sha, tuple(keys))]
     for each in args:
@@ -126,12 +126,12 @@ def _packed_names(sha: str, keys: tuple[str, ...]) -> bytes:
 
 
 def command(*words: bytes) -> bytes:
-    """A command as it goes over the wire."""
+    """A command in the protocol."""
     return b"".join([b"*%d\r\n" % len(words), *(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)])
 
 
 def _answers(client: Redis, commands: list[bytes]) -> list[Any]:
-    """Send packed commands at once, and read all their answers; what the server refuses is an answer, too."""
+    """Send packed commands at once, and read all their answers; a refusal is an answer, too."""
     pool = client.connection_pool
     connection = pool.get_connection()
 
@@ -152,9 +152,9 @@ def _answers(client: Redis, commands: list[bytes]) -> list[Any]:
 
 
 def _answer(client: Redis, command: bytes, replicas: Replicas | None, word: bytes) -> Any:
-    """Send a packed command on a connection of the client's, and read the answer; tried again as the client says.
+    """Send a packed command on a connection of the client's, and read the answer; tried again as the client is configured.
 
-    `WAIT` asks about what its own connection has written, so it goes behind the command on the same one; `word` goes before it.
+    `WAIT` asks about the writes of its own connection, so it is sent after the command on the same connection; `word` before it.
     """
     pool = client.connection_pool
     connection = pool.get_connection()
@@ -174,7 +174,7 @@ def _answer(client: Redis, command: bytes, replicas: Replicas | None, word: byte
             raise
         try:
             replicas.heard(connection.read_response())
-        except ResponseError as exc:  # the command stands all the same: to fail now would have it done twice
+        except ResponseError as exc:  # the command is done: an error would make the caller repeat it
             replicas.heard(0, f"the server refuses WAIT: {exc}")
         return answer
 
@@ -185,15 +185,15 @@ def _answer(client: Redis, command: bytes, replicas: Replicas | None, word: byte
 
 
 def encoded(event: Event) -> list[bytes]:
-    """An event's values as bytes, whatever is in them."""
+    """An event's values as bytes; characters that UTF-8 cannot encode become `?`."""
     return [str(value).encode("utf-8", "replace") if value else b"" for value in event.to_entry()]
 
 
 def answer_of(value: Any) -> Answer:
-    """What a script answered. Raises `ValueError` where it is none of its answers."""
+    """A script's answer. Raises `ValueError` if it is no `Answer`."""
     return Answer(text_of(value))
 
 
 def text_of(value: Any) -> str:
-    """A value of the server's as text, whichever it has come as."""
+    """A value of the server's as text, whether it came as bytes or as text."""
     return value.decode() if isinstance(value, bytes) else str(value)

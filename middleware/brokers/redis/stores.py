@@ -1,4 +1,4 @@
-"""The transitions on Redis of what no worker holds: in the delay store, in a dead-letter queue."""
+"""The transitions on Redis of messages that no worker holds: in the delay store, or in a dead-letter queue."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ...ports import Answer
     from .keys import Keys
 
-#: Messages of one queue that a test may have waiting; more would keep a broker from others for too long.
+#: The most delayed messages of one queue that `advance` accepts; more would block a server for too long.
 MAX_ADVANCED = 10_000
 
 _PROMOTE = Script("promote")
@@ -33,7 +33,7 @@ _HAND_BACK = Script("hand_back")
 
 
 class Under(NamedTuple):
-    """The operation that messages move for: its key, the key of the lives that it follows (or none), and whose it must be."""
+    """The operation that moves messages: its key, the key of the lives that it follows (or None), and the token it must have."""
 
     operation: str
     followed: str | None
@@ -41,31 +41,31 @@ class Under(NamedTuple):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What goes behind a script's keys."""
+        """The keys to add after a script's own."""
         return (self.operation,) if self.followed is None else (self.operation, self.followed)
 
     def values(self, target: str, event: Event | None = None) -> tuple[str | bytes, ...]:
-        """What goes behind a script's arguments: `target` is where the message goes, `event` opens its life."""
+        """The arguments to add after a script's own: `target` is where the message goes, `event` begins its next life."""
         life = b"" if event is None else life_text((event.task_id, event.generation, event.queue))
         return self.token, target.encode("utf-8", "replace"), life
 
 
 def life_text(life: tuple[str, int, str]) -> bytes:
-    """One life (task id, generation, queue) as a script takes it."""
+    """One life (task id, generation, queue) as a script's argument."""
     task_id, generation, queue = life
     return f"{generation}{SEPARATOR}{queue}{SEPARATOR}{task_id}".encode("utf-8", "replace")
 
 
 class Stores:
-    """The transitions of what waits and of what is dead."""
+    """The transitions of delayed messages and of dead letters."""
 
     def __init__(self, client: Redis, keys: Keys) -> None:
         self.client, self.keys = client, keys
 
     def promote(self, limit: int) -> tuple[int, int, float | None]:
-        """Move what is due, at most `limit` messages for each list.
+        """Move the delayed messages that are due, at most `limit` for each list.
 
-        Returns how many moved, how many ids had no message, and the seconds until the next one is due (None: nothing waits).
+        Returns how many moved, how many ids had no message, and the seconds until the next one is due (None: no message waits).
         """
         lists = [text_of(name) for name in self.client.zrange(self.keys.destinations, 0, -1)]
         if not lists:
@@ -78,9 +78,9 @@ class Stores:
         return int(moved), int(missing), None if int(next_ms) < 0 else int(next_ms) / 1000
 
     def cancel(self, list_name: str, ident: str, event: Event, under: Under | None = None) -> Answer:
-        """Take one message out of the delay store for good, and record `event`; `ALREADY` where it no longer waits there.
+        """Remove one message from the delay store for good, and record `event`; `ALREADY` if it no longer waits there.
 
-        `ident` is its id in the store. `REFUSED` where the operation that it goes `under` may not go on.
+        `ident` is its id in the store. `REFUSED` if the operation (`under`) may not go on.
         """
         keys = self.keys
         names = [keys.destinations, keys.delayed_tasks, keys.due(list_name), keys.waiting(list_name), keys.outcomes]
@@ -90,9 +90,9 @@ class Stores:
         return answer_of(_CANCEL(self.client, names, args))
 
     def advance(self, ms: int, aged: Callable[[bytes], bytes]) -> int:
-        """Move whatever waits `ms` milliseconds nearer to its due time: for tests, as if time had moved on. Returns how many moved.
+        """Make all delayed messages due `ms` milliseconds earlier, as if time had passed: for tests. Returns how many there were.
 
-        `aged` makes a message older. Raises `BrokerError` where more waits than a test can have put there.
+        `aged` makes a message older. Raises `BrokerError` if more than `MAX_ADVANCED` messages wait for one queue.
         """
         lists = [text_of(name) for name in self.client.zrange(self.keys.destinations, 0, -1)]
         names = [self.keys.destinations, *(key for each in lists for key in (self.keys.due(each), self.keys.waiting(each)))]
@@ -110,10 +110,10 @@ class Stores:
     def redrive_many(
         self, dead_letter_queue: str, moves: Sequence[tuple[bytes, str, bytes, Event]], under: Under | None = None
     ) -> list[Answer | Exception]:
-        """Move dead letters back, in one round trip; each is moved whole or not at all, by itself, and has its answer or its error.
+        """Move dead letters back, in one round trip; each is one step of its own, and has its answer or its error.
 
-        A move is the letter, as it lies there, its origin's list, the message that goes there, and its event. `ALREADY` where the
-        letter lies there no longer, `REFUSED` where the operation that they go `under` may not go on.
+        A move is the stored dead letter, its origin's list, the message that goes there, and its event. `ALREADY` if the dead
+        letter is no longer there, `REFUSED` if the operation (`under`) may not go on.
         """
         letters, outcomes = self.keys.list(dead_letter_queue), self.keys.outcomes
         more = () if under is None else under.names
@@ -143,7 +143,7 @@ class Stores:
     ) -> list[Answer | Exception]:
         """Remove dead letters for good, each with its event, in one round trip; each has its answer or its error.
 
-        With `down_to`, none goes while the queue holds no more than so many. `under` is as for `redrive_many`.
+        With `down_to`, dead letters are removed only while the queue holds more than so many. `under` is as for `redrive_many`.
         """
         names = (self.keys.list(dead_letter_queue), self.keys.outcomes, *(() if under is None else (under.operation,)))
         last: tuple[Any, ...] = () if down_to is None else (down_to,)
@@ -159,7 +159,7 @@ class Stores:
     ) -> list[Answer | Exception]:
         """Move dead letters to another dead-letter queue, in one round trip; each has its answer or its error.
 
-        A move is the letter, as it lies there, the letter as it is to lie in `target`, its origin queue, and its two events.
+        A move is the stored dead letter, the dead letter to store in `target`, its origin queue, and its two events.
         `under` is as for `redrive_many`.
         """
         keys = self.keys
@@ -180,14 +180,14 @@ class Stores:
         return [answer if isinstance(answer, Exception) else answer_of(answer) for answer in answers]
 
     def reschedule(self, list_name: str, ident: str, message: bytes, event: Event, *, due_ms: int | None) -> Answer:
-        """Give a message in the delay store another due time (None: now); `ALREADY` where it no longer waits there."""
+        """Give a message in the delay store another due time (None: now); `ALREADY` if it no longer waits there."""
         keys = self.keys
         names = [keys.destinations, keys.due(list_name), keys.waiting(list_name), keys.outcomes]
         args = [ident, list_name, "" if due_ms is None else due_ms, message, keys.wake, *encoded(event)]
         return answer_of(_RESCHEDULE(self.client, names, args))
 
     def hand_back(self, list_name: str, ident: str, message: bytes) -> Answer:
-        """Move a message out of the delay store into its list, as `message`; `ALREADY` where it no longer waits there."""
+        """Move a message from the delay store into its list, as `message`; `ALREADY` if it no longer waits there."""
         keys = self.keys
         names = [keys.destinations, keys.delayed_tasks, keys.due(list_name), keys.waiting(list_name), keys.list(list_name)]
         return answer_of(_HAND_BACK(self.client, names, [ident, SEPARATOR, list_name, message]))

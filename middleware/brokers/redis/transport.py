@@ -1,6 +1,6 @@
-"""The transitions on Redis and Valkey: each is one script (`lua/`), which runs whole or, where the server refuses it, not at all.
+"""The transitions on Redis and Valkey: each is one script (`lua/`), which runs completely or, if the server refuses it, not at all.
 
-Limits: an asynchronous replica that becomes the master may have lost what was answered last.
+Limits: if an asynchronous replica becomes the master, it may lack the last transitions that were answered.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 #: How long one call may take before it counts as not answered, in seconds; the outbox then asks again.
 SOCKET_TIMEOUT = 5.0
-#: What is the server's for now, so that the same step may be carried out a little later.
+#: Errors of the server that may pass: the same step may succeed a little later.
 NOT_NOW = (
     OSError,
     exceptions.ConnectionError,
@@ -47,7 +47,7 @@ NOT_NOW = (
     exceptions.TryAgainError,
     exceptions.MasterDownError,
 )
-#: The same where redis-py has no class for it: the first word of the server's answer.
+#: The first words of the server's answers for such errors, also for those without a class in redis-py.
 NOT_NOW_CODES = ("BUSY", "LOADING", "READONLY", "OOM", "CLUSTERDOWN", "TRYAGAIN", "MASTERDOWN", "MISCONF", "NOREPLICAS", "NOTREADY")
 
 _ACKNOWLEDGE = Script("acknowledge")
@@ -67,14 +67,14 @@ class Waiting(Protocol):
 
 
 class RedisTransport:
-    """The transitions of what a worker holds, and with `leases` and `stores` all others; safe to call from any thread."""
+    """The transitions of the messages that a worker holds; `leases` and `stores` have all others; safe to call from any thread."""
 
-    #: All that any transport can do, but for what only a broker that gives messages back by itself needs.
+    #: All capabilities, except the one of brokers that deliver a dead worker's messages again by themselves.
     capabilities = frozenset(Capability) - {Capability.REDELIVERY_COUNTS}
 
-    #: The app whose broker this is; None for one that was made by hand.
+    #: The app whose broker this is; None if the transport was made without an app.
     app: Celery | None = None
-    #: What this worker knows of its receiving; None where it receives in another way, or not at all.
+    #: The state of this worker's receiving; None if it receives in another way, or not at all.
     receiver: Waiting | None = None
 
     def __init__(self, client: Redis, keys: Keys) -> None:
@@ -86,7 +86,7 @@ class RedisTransport:
     def of(cls, app: Celery) -> Self:
         """The transitions on the broker of this app, connected as its settings say (TLS, Sentinel, credentials, database, prefix).
 
-        Raises `BrokerUnavailable` where nothing answers, `BrokerError` where the broker refuses.
+        Raises `BrokerUnavailable` if nothing answers, `BrokerError` if the broker refuses the connection.
         """
         connection = app.connection_for_write()
         try:
@@ -128,8 +128,8 @@ class RedisTransport:
     ) -> Answer:
         """Move the message to the delay store for `delay_ms`, or until `due_ms`, by the server's clock.
 
-        Where nothing is left to wait it goes straight back to its list: `first`, it is taken next; else behind all others. With
-        `pace` it is due in the next free slot of its queue from then on.
+        If it need not wait, it goes directly back to its list: with `first` to its head, else behind all others. With `pace` it is
+        due in the first free slot of its queue after that time.
         """
         keys = self.keys
         names = [
@@ -168,24 +168,24 @@ class RedisTransport:
         event: Event | None,
         must_exist: bool = False,
     ) -> Answer:
-        """Move the message to `dead_letter_queue`, and record `event`; a queue that `must_exist` and does not changes nothing."""
+        """Move the message to `dead_letter_queue`, and record `event`; if the queue `must_exist` and does not, nothing changes."""
         names = [self.keys.outcomes, self.keys.list(dead_letter_queue), self.keys.dead_letter_queues]
         if must_exist:
             names.append(self.keys.bindings(dead_letter_queue))
         return self._take(_DEAD_LETTER, names, [tag, _token(tag), message, dead_letter_queue, queue], event)
 
     def start(self, tag: str) -> Answer:
-        """Record that the message is about to run; `REFUSED` where it is no longer held: it must not run."""
+        """Record that the message is about to run; `REFUSED` if it is no longer held: it must not run."""
         return answer_of(_START(self.client, [self.keys.unacked, self.keys.starts], [tag, ""]))
 
     def accept(self, tag: str) -> Answer:
-        """Record that the message counts as acknowledged from here on: it is held until its outcome, but never run again."""
+        """Record that the message counts as acknowledged from here on: it is held until its outcome, but never runs again."""
         return answer_of(_START(self.client, [self.keys.unacked, self.keys.starts], [tag, ACCEPTED]))
 
     def release(self, held: Sequence[Held]) -> int:
-        """Put messages that were not run back to where they were taken from, as they were. Returns how many went back.
+        """Put messages that did not run back to where they were taken from, unchanged. Returns how many went back.
 
-        Raises `ResponseError` where a list refused one, after the others have gone back.
+        Raises `ResponseError` if a list refused one, after the others have gone back.
         """
         if not held:
             return 0
@@ -198,7 +198,7 @@ class RedisTransport:
         return int(count)
 
     def try_result(self, result: TaskResult) -> None:
-        """Store it as `acknowledge` does. Raises what redis-py raises where the server refuses that."""
+        """Store a result as `acknowledge` does. Raises what redis-py raises if the server refuses it."""
         _TRY_RESULT(self.client, [], self._result_args(result))
 
     def _result_args(self, result: TaskResult) -> list[Any]:
@@ -217,7 +217,7 @@ class RedisTransport:
         return ((), "") if self.receiver is None else self.receiver.place_of(tag)
 
     def answered(self, value: Any) -> Answer:
-        """What a script has answered about a message that this worker holds, or held."""
+        """The answer of a script about a message that this worker holds, or held."""
         if isinstance(value, int) and self.receiver is not None:
             self.receiver.waits_as_free(value)
             return Answer.DONE
@@ -233,7 +233,7 @@ class RedisTransport:
 
 
 def _patient(pool: ConnectionPool) -> ConnectionPool:
-    """One try and one more at once; a caller that must not lose a transition asks again later (`outbox`)."""
+    """Make the pool try a call twice, without a pause. A caller that must not lose a transition asks again later (`outbox`)."""
     pool.connection_kwargs["retry"] = Retry(NoBackoff(), 1)
     if pool.connection_kwargs.get("socket_timeout") is None:
         pool.connection_kwargs["socket_timeout"] = SOCKET_TIMEOUT

@@ -1,1 +1,1 @@
-"""What a producer's channel does on Redis: publish and record, keep a queue's bounds, purge, compare the clock."""
+"""A producer's channel on Redis: it publishes and records, keeps a queue's bounds, purges, and compares the clock."""

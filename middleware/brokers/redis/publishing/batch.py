@@ -1,11 +1,11 @@
 """A batch on Redis: one script publishes all its messages and records them, or does neither, and does it once.
 
-The script is asked under a token and a number, which the server remembers for `REMEMBERED` after it has carried the batch out:
-when an answer is lost and the batch is asked for again, nothing is published twice. A token serves one batch after another, so that
-a process leaves as many keys as it has threads that publish.
+The script is called with a token and a number, which the server remembers for `REMEMBERED` after it has carried the batch out: if
+the answer is lost and the batch is sent again, nothing is published twice. A token is used for one batch after another, so that a
+process leaves only as many keys as it has publishing threads.
 
-What most events of a batch say alike (task, queue, parent) is sent once, as a form. Where a queue that has a `max_length` has no
-room for all, the script changes nothing, and the messages go one by one.
+Values that most events of a batch share (task, queue, parent) are sent once, as a form. If a queue with a `max_length` has no room
+for all messages, the script changes nothing, and the messages are published one by one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ....policy.resolver import Bounds
     from ..keys import Keys
 
-#: How long a batch is remembered (ms): longer than anybody tries again.
+#: How long a batch is remembered (ms): longer than any producer tries again.
 REMEMBERED = 600_000
 
 
@@ -38,7 +38,7 @@ class Stamps:
         self._free: list[tuple[str, int]] = []
 
     def take(self) -> tuple[str, int]:
-        """A token that is nobody's now, and the next number."""
+        """A token that is not in use, and its next number."""
         if self._pid != os.getpid():
             self._pid, self._free = os.getpid(), []
         try:
@@ -48,12 +48,12 @@ class Stamps:
         return token, number + 1
 
     def give_back(self, stamp: tuple[str, int]) -> None:
-        """Its batch has been answered."""
+        """Release a token, because its batch has been answered."""
         self._free.append(stamp)
 
 
 class Gathering:
-    """The messages of one script, as it takes them."""
+    """The messages of one call of the script, as its arguments."""
 
     def __init__(self, keys: Keys) -> None:
         self._keys = keys
@@ -69,7 +69,7 @@ class Gathering:
     def add(
         self, message: dict[str, Any], event: Event, queue: str, *, list_name: str, bounds: Bounds | None, expires: Any
     ) -> None:
-        """One more message for this list of a queue."""
+        """Add one more message for this list of a queue."""
         most = None if bounds is None else bounds.max_length
         if most is not None or expires != "":
             self._rules.setdefault(queue, (most, expires))
@@ -83,11 +83,11 @@ class Gathering:
         self._messages += (self._place(list_name), form, task_id, gaps, text)
 
     def _place(self, list_name: str) -> int:
-        """Where a list stands among the script's keys."""
+        """The index of a list among the script's keys."""
         return self._names.setdefault(list_name, len(self._names) + 3)
 
     def publish(self, client: Redis, batch: Batch) -> bool:
-        """Ask for it; False where a queue has no room for all. Raises whatever redis-py raises: then nothing has changed."""
+        """Publish all; False if a queue has no room for all of its messages. Raises whatever redis-py raises."""
         if batch.stamp is None:
             batch.stamp = _STAMPS.take()
         token, number = batch.stamp

@@ -1,15 +1,15 @@
-"""The bounds of a queue, and what leaves it because of them.
+"""The bounds of a queue, and the eviction of messages because of them.
 
 A queue with a `max_length` never holds more messages than that, all priorities together: when one of our producers publishes to a
 full queue, the oldest message of the least urgent priority dies in the same step (`max_length`), or the publication is refused with
-`QueueFull`, and nothing is stored or recorded (`overflow`). What plain producers push beyond it, and what has waited longer than
-its queue's own time to live, is evicted by `workers.duties.queue_bounds`.
+`QueueFull`, and nothing is stored or recorded (`overflow`). `workers.duties.queue_bounds` evicts messages that plain producers push
+beyond it, and messages that have waited longer than the queue's own time to live.
 
-An eviction is a comparison and a move: the letter is made here, from the message that the broker named, and the script takes it
+An eviction is a comparison and a move: the dead letter is made here, from the message that the broker named, and the script uses it
 only if that message is still the oldest. A message that a worker has taken meanwhile is not evicted.
 
-Limits: what waits in the delay store, or is held by a worker, does not count; a queue may be longer for a moment when messages come
-back from there. A message that is to be kept, and whose dead-letter queue is missing, stays: the queue grows, and a line says so.
+Limits: messages in the delay store, or held by a worker, do not count; the queue may be longer for a moment when they come back. If
+a message must be kept, and its dead-letter queue is missing, it stays: the queue grows, and a line of the log says so.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ if TYPE_CHECKING:
     from ....runtime import Runtime
     from ..keys import Keys
 
-#: How often the oldest message may turn out to be another one: many producers at a full queue, each try one more round trip.
+#: How often the oldest message may have changed (many producers at a full queue); each try is one more round trip.
 MAX_TRIES = 1000
 MISSING = "auto_create_dead_letter_resources is off: declare the queue; until then no message is removed"
 
 
 @dataclass(frozen=True, slots=True)
 class Eviction:
-    """What becomes of a message that leaves its queue unrun: its dead letter (empty: it is discarded), its death, its events.
+    """The eviction of a message that did not run: its dead letter (empty: it is discarded), its death, its events.
 
     A message that an operator purges has no death.
     """
@@ -57,18 +57,18 @@ class Eviction:
 
     @property
     def target(self) -> str:
-        """The dead-letter queue; empty where it is not kept."""
+        """The dead-letter queue; empty if the message is not kept."""
         return "" if self.death is None else self.death.target or ""
 
     def to_args(self, queue: str) -> list[Any]:
-        """What the scripts take of it: origin queue, whether the target must be there, letter, target, and each event's values."""
+        """The scripts' arguments: origin queue, whether the target must exist, dead letter, target, and each event's values."""
         events = [value for event in self.events for value in encoded(event)]
         must_exist = self.death is not None and self.target and self.death.must_exist
         return [queue, int(bool(must_exist)), self.letter, self.target, *events]
 
 
 def evicted(runtime: Runtime, raw: bytes, queue: str, reason: Reason, *, now_ms: int, detail: str) -> Eviction:
-    """How this message dies in its queue, whatever its bytes are. A letter only moves on: its death is in the books already."""
+    """How this message dies in its queue, whatever its bytes are. A dead letter gets no event: its death is recorded already."""
     try:
         message = opened(raw)
     except EnvelopeError:
@@ -99,9 +99,9 @@ def publish_within(
     list_name: str,
     expires: Any,
 ) -> None:
-    """Publish a message to a queue that has bounds, or date a message whose own headers ask for it.
+    """Publish a message to a queue that has bounds, or a message whose own headers ask for its date.
 
-    Raises `QueueFull` where the queue is full and refuses; `BrokerError` where its oldest message never stood still.
+    Raises `QueueFull` if the queue is full and refuses; `BrokerError` if its oldest message changed at each try.
     """
     most = None if bounds is None else bounds.max_length
     times = from_now(message["headers"])
@@ -142,9 +142,9 @@ def evict_oldest(
     known: tuple[int, bytes] | None = None,
     eviction: Eviction | None = None,
 ) -> tuple[str, int, bytes]:
-    """One step of an eviction: the state, and the message (with the index of its list) that would go next.
+    """Do one step of an eviction; return the state, and the message (with the index of its list) that would be evicted next.
 
-    Without `eviction` nothing is moved: it only says which message would go. `most` None evicts whatever the length.
+    Without `eviction` nothing is moved. If `most` is None, the message is evicted whatever the length of the queue is.
     """
     at, raw = (0, b"") if known is None else known
     names = [keys.outcomes, *_letter_names(keys, queue, eviction), *map(keys.list, keys.list_names(queue))]
@@ -154,13 +154,13 @@ def evict_oldest(
 
 
 def alarm(eviction: Eviction, queue: str) -> None:
-    """Say that a message stays in its queue because its dead-letter queue is missing."""
+    """Log that a message stays in its queue because its dead-letter queue is missing."""
     task_id = None if eviction.death is None else eviction.death.message["headers"]["id"]
     log.error("dead_letter_queue.missing", dead_letter_queue=eviction.target, queue=queue, task_id=task_id, why=MISSING)
 
 
 def announce_eviction(runtime: Runtime, eviction: Eviction, reason: Reason) -> None:
-    """What follows an eviction that was carried out: a line of the log, and the result; a letter's caller was told before."""
+    """Log an eviction that was carried out, and store the task's result; for an evicted dead letter, this was done at its death."""
     death = eviction.death
     if death is None or not eviction.events:
         return
@@ -170,7 +170,7 @@ def announce_eviction(runtime: Runtime, eviction: Eviction, reason: Reason) -> N
 
 
 def _letter_names(keys: Keys, queue: str, eviction: Eviction | None) -> list[str]:
-    target = queue if eviction is None else eviction.target or queue  # a name to look at, where no letter goes anywhere
+    target = queue if eviction is None else eviction.target or queue  # any key to read, if there is no dead letter
     return [keys.dead_letter_queues, keys.list(target), keys.bindings(target)]
 
 

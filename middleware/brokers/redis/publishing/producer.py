@@ -1,8 +1,8 @@
-"""Publishing on Redis: a task and its outcome event in one step, by every channel of an app with `Redelivery`. So is its purge.
+"""Publishing on Redis: every channel of an app with `Redelivery` publishes a task and its outcome event in one step.
 
-Of a batch (`batch`), all tasks are published and recorded in one step. What is no task (replies, remote control, events) and what
-kombu publishes in batches of its own goes kombu's own way. A binding is let in on a
-full server, and what kombu asks in transactions is asked without one there, so that a worker can come and empty it.
+All tasks of a batch (`batch`) are published and recorded in one step. kombu itself publishes other messages (replies, remote
+control, events), and batches of its own. On a full server, a script makes bindings, and what kombu asks in transactions is asked
+without them, so that a worker can connect and empty the queues. A purge is recorded, too.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ class Publishing:
     _gathering: Gathering | None = None
 
     def _queue_bind(self: Any, exchange: str, routing_key: str, pattern: str, queue: str) -> None:
-        """As kombu's; on a full server by a script that is let through."""
+        """As kombu's; on a full server by a script that the server accepts."""
         try:
             super()._queue_bind(exchange, routing_key, pattern, queue)  # type: ignore[misc]
         except ReadOnlyError as exc:
             msg = f"the broker is read-only, perhaps a replica: {exc}"
-            raise ConnectionError(msg) from None  # as Celery's consumer knows it: it connects again
+            raise ConnectionError(msg) from None  # Celery's consumer connects again at this error
         except OutOfMemoryError:
             client, keys = self._publisher()
             _BIND(client, [keys.bindings(exchange)], [self.sep.join([routing_key or "", pattern or "", queue or ""])])
 
-    # kombu's transactions: a Redis 7.0 that is full refuses whatever stands in one, also what reads or frees
+    # instead of kombu's transactions: a full Redis 7.0 refuses every command in one, even if it only reads or frees
 
     def _size(self: Any, queue: str) -> int:
         """As kombu's: how many messages wait in the queue."""
@@ -65,7 +65,7 @@ class Publishing:
             return bool(self._size(queue))
 
     def _delete(self: Any, queue: str, *args: Any, **kwargs: Any) -> None:
-        """As kombu's: its bindings go, and then its messages."""
+        """As kombu's: delete the queue's bindings, and then its messages."""
         try:
             super()._delete(queue, *args, **kwargs)  # type: ignore[misc]
         except OutOfMemoryError:
@@ -73,7 +73,7 @@ class Publishing:
             client.delete(*(keys.list(name) for name in keys.list_names(queue)))
 
     def _put(self: Any, queue: str, message: dict[str, Any], **kwargs: Any) -> Any:
-        """Publish and record, in one step, where the message is a task of Celery's."""
+        """Publish and record, in one step, if the message is a Celery task."""
         event = published(message, queue)
         if event is None or kwargs.get("_publish_batch") is not None:
             return super()._put(queue, message, **kwargs)  # type: ignore[misc]
@@ -99,9 +99,9 @@ class Publishing:
         return answer
 
     def publish_together(self: Any, batch: Batch) -> None:
-        """Publish and record what is left of a batch: all of it in one step, or, where a queue has no room for all, one by one.
+        """Publish and record the rest of a batch: all in one step, or one by one if a queue has no room for all.
 
-        Raises what `basic_publish` raises; of what goes one by one, what is before the one that is refused is published then.
+        Raises what `basic_publish` raises; with one by one, the messages before the refused one are published.
         """
         left = batch.left
         if len(left) > 1:
@@ -111,7 +111,7 @@ class Publishing:
                 for each in left:
                     gathered = len(gathering)
                     self.basic_publish(each.message(self), **each.how)
-                    each.is_published = len(gathering) == gathered  # kombu has sent it (a fanout): it goes once
+                    each.is_published = len(gathering) == gathered  # kombu has sent it already (a fanout)
             finally:
                 self._gathering = None
             if not len(gathering) or gathering.publish(client, batch):
@@ -124,12 +124,12 @@ class Publishing:
             each.is_published = True
 
     def _purge(self: Any, queue: str) -> int:
-        """Discard what waits in a queue, as kombu does, and record it: `celery purge` is an operator's hand."""
+        """Discard the messages in a queue, as kombu does, and record it: `celery purge` is an operator's action."""
         client, keys = self._publisher()
         return purge(client, keys, queue)
 
     def _publisher(self: Any) -> tuple[Redis, Keys]:
-        """The client that publishes: without kombu's prefixing, which knows no script with several keys; made anew after a fork."""
+        """The client that publishes, made again after a fork; without kombu's prefixing, which cannot handle a script's keys."""
         if self._publishing is None or self._publishing[0].connection_pool is not self.pool:
             runtime = getattr(self.connection.client, "redelivery", None)
             wanted = 0 if runtime is None else runtime.settings.wait_replicas

@@ -1,9 +1,9 @@
-"""A producer's clock: compared with the server's now and then, and noted where it is wrong, so that somebody may hear of it.
+"""A producer's clock: compared with the server's now and then; if it is wrong, this is noted on the server for operators.
 
-Countdowns do not need it (`messages/countdown`), but a time that a producer makes by itself (`eta=`, `expires=` as a time) is as
-wrong as its clock. The first publication of a process looks, and one of each hour after it. A right clock leaves nothing on the
-server. A wrong one is noted under its host's name for a day or two, and a line of the log says so; a host that was mended says so
-where the note still stands. No publication fails because of it.
+Countdowns do not need it (`messages/countdown`), but a time that a producer computes by itself (`eta=`, `expires=` as a time) is as
+wrong as its clock. The first publication of a process compares, and then one in each hour. A right clock leaves nothing on the
+server. A wrong one is noted under its host's name for one or two days, and logged; if it is right again while there are notes of
+that day, this is noted, too. No publication fails because of it.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
     from ..keys import Keys
 
-#: Seconds between two looks of one process.
+#: Seconds between two comparisons by one process.
 EVERY = 3600.0
 DAY_MS = 86_400_000
-#: Hosts that are noted on one day at the most.
+#: The most hosts that are noted on one day.
 MAX_HOSTS = 1000
 WHY = "the times that it computes (eta, expires) are wrong, too: set its clock (NTP), or publish with countdown"
 
@@ -38,7 +38,7 @@ class ProducerClock:
         self._next = -math.inf
 
     def look(self, client: Redis, keys: Keys) -> None:
-        """Compare it with the server's, where it is time for that."""
+        """Compare it with the server's, if the last comparison is `EVERY` seconds old."""
         now = time.monotonic()
         if now < self._next:
             return

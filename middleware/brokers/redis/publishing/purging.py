@@ -1,7 +1,7 @@
-"""Celery's `purge` on Redis: what waits in a queue goes for good, and each task that goes is recorded, in one step with it.
+"""Celery's `purge` on Redis: the messages in a queue are discarded, and each task is recorded in the same step.
 
-What a worker holds, and what waits in the delay store, stays, as in Celery. What is no task is discarded unrecorded. Limits: one
-round trip for each message, where Celery deletes the whole list in one.
+Messages that a worker holds, or that wait in the delay store, stay, as in Celery. Messages that are no tasks are discarded without
+a record. Limits: one round trip for each message; Celery deletes the whole list in one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def purge(client: Redis, keys: Keys, queue: str) -> int:
-    """Discard what waits in a queue, the oldest first, and no more than waited when this began; how many went."""
+    """Discard the messages in a queue, the oldest first, at most as many as there were at the begin; return how many went."""
     bound = sum(int(client.llen(keys.list(name))) for name in keys.list_names(queue))
     gone = 0
     state, at, raw = evict_oldest(client, keys, queue, most=0)
@@ -40,7 +40,7 @@ def purge(client: Redis, keys: Keys, queue: str) -> int:
 
 
 def _events(raw: bytes, queue: str) -> tuple[Event, ...]:
-    """The events of a message that goes; none where it is no task."""
+    """The events of a purged message; none if it is no task."""
     try:
         headers = opened(raw)["headers"]
     except EnvelopeError:

@@ -1,1 +1,1 @@
-"""How a worker receives from Redis: its owner, the channel that asks, and when it asks."""
+"""How a worker receives from Redis: its owner, its channel, and when the channel asks for messages."""

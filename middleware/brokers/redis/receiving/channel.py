@@ -1,12 +1,12 @@
 """Receiving on Redis: kombu's transport, with a channel that takes its task messages in batches, by one script.
 
 kombu pops a message (BRPOP) and then records that it holds it (HSET): a worker that dies between the two loses it. Here both are
-one step. Waiting does not pop: a receive that finds nothing looks at the lists, and the server pushes a line (client-side caching)
-when one of them changes.
+one step. A waiting worker does not pop: if a receive finds nothing, it looks at the lists, and the server pushes a line to the
+worker (client-side caching) when one of them changes.
 
-Only the channel of the worker's task consumer, once `arm`ed, receives like this. Remote control, events, mingle, `basic_get`, other
-connections of the app and other apps in the process stay kombu's own, but for `_put`, which publishes a task and records it in one
-step. Nothing global is patched.
+Only the channel of the worker's task consumer receives like this, from `arm` on. Remote control, events, mingle, `basic_get`, other
+connections of the app and other apps in the process use kombu's own code, except for `_put`, which publishes a task and records it
+in one step. Nothing global is patched.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ if TYPE_CHECKING:
 MAX_MESSAGES = 64
 MAX_BYTES = 8 * 1024 * 1024
 MAX_NAMES = 1000
-#: Messages that a producer publishes in one script: the server does nothing else for a millisecond or two.
+#: The most messages that a producer publishes in one script: it blocks the server for one or two milliseconds.
 MAX_TOGETHER = 100
 #: Seconds after which the rest of a batch waits for the next turn of the loop.
 MAX_HAND_OVER = 0.02
-#: Seconds that an idle worker waits for the answer to a question that a push made it ask, before its event loop comes round.
+#: Seconds that an idle worker, which a push has made ask, waits for the answer before its event loop goes on.
 AT_ONCE = 0.001
 
 
 class Message(virtual.Message):
-    """A kombu message that knows how it is held; None where kombu itself holds it. `queue` is where kombu's own receive took it."""
+    """A kombu message. `held` is None if kombu itself holds it. `queue` is the queue that kombu's own receive took it from."""
 
     held: Held | None = None
     queue: str | None = None
@@ -60,14 +60,14 @@ class QoS(kombu_redis.QoS):
     """The prefetch window. Messages of an armed channel are held, ended and moved by scripts, not here."""
 
     def append(self, message: Message, delivery_tag: str) -> None:
-        """Count the message in the window; it is recorded as held already."""
+        """Count the message in the window; the script has recorded it as held already."""
         if getattr(message, "held", None) is None:
             super().append(message, delivery_tag)
         else:
             virtual.QoS.append(self, message, delivery_tag)
 
     def ack(self, delivery_tag: str) -> None:
-        """End a message without an event: Celery itself acknowledges it."""
+        """End a message without an event, because Celery itself acknowledges it."""
         owner = self._owner_of(delivery_tag)
         if owner is None:
             super().ack(delivery_tag)
@@ -76,7 +76,7 @@ class QoS(kombu_redis.QoS):
             owner.drop(delivery_tag)
 
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:
-        """Give the message back where it is to be requeued; else end it."""
+        """Give the message back with `requeue`; else end it."""
         owner = self._owner_of(delivery_tag)
         if owner is None:
             super().reject(delivery_tag, requeue=requeue)
@@ -87,14 +87,14 @@ class QoS(kombu_redis.QoS):
             self.ack(delivery_tag)
 
     def restore_visible(self, *args: Any, **kwargs: Any) -> None:
-        """As kombu's, for what plain workers held; a server that refuses to be written to is no reason to die."""
+        """As kombu's, for the messages of plain workers; if the server refuses writes, the worker goes on."""
         try:
             super().restore_visible(*args, **kwargs)
         except ResponseError as exc:
             log.warning("restore.refused", error=str(exc))
 
     def restore_unacked_once(self, stderr: object = None) -> None:
-        """Nothing is restored on a lost connection: the owner says what it still holds, and gives back the rest."""
+        """Restore nothing for an armed channel: after a lost connection, the owner gives back what it does not keep."""
         if self.channel.receiver is None:
             super().restore_unacked_once(stderr)
 
@@ -137,7 +137,7 @@ class Receiving:
         self.receiver.connected()
 
     def _track(self: Any, connection: Any) -> str:
-        """Have the server push changes of the keys that are read. Returns why it does not, or nothing. Needs a known redis-py."""
+        """Make the server push changes of keys that are read. Returns why it does not, or ''. Needs a known redis-py."""
         hear = getattr(getattr(connection, "_parser", None), "set_invalidation_push_handler", None)
         if hear is None or not is_known("redis"):
             return "this redis-py hears no pushes that we know of"
@@ -166,7 +166,7 @@ class Receiving:
             else:
                 self._hand_over()
             return
-        if receiver.must_look() and not receiver.is_woken:  # one that was woken asks first, and looks after the answer
+        if receiver.must_look() and not receiver.is_woken:  # a woken one asks first, and looks after the answer
             self._send(self._looks(receiver.watched, "watched"))
             return
         budget = self._budget()
@@ -174,7 +174,7 @@ class Receiving:
             return
         rest = receiver.seconds_to_rest()
         if rest > 0:
-            if rest == REST:  # it begins: one timer is enough
+            if rest == REST:  # the rest begins: one timer is enough
                 self.connection.wake_in(rest)
             return
         queues = self._queue_cycle.consume(len(self.active_queues))
@@ -182,14 +182,14 @@ class Receiving:
             return
         receiver.queues = queues
         owner = receiver.owner
-        receiver.asked_as = token = owner.token  # another thread may change it while the answer is under way
+        receiver.asked_as = token = owner.token  # another thread may change it before the answer comes
         names, suffixes = self._names_of(tuple(queues), token)
         bounds = [budget, MAX_BYTES, len(queues), receiver.free() if receiver.is_tracking else -1, int(not receiver.is_woken)]
         args = [token, owner.calls + 1, *bounds, *suffixes, self._turn()]
         receiver.asked()
         commands = [packed(receiver.script.sha, names, args)]
         receiver.own = names[4].encode()
-        if receiver.is_tracking and receiver.own not in receiver.told_of:  # before it waits: from then on it may be woken
+        if receiver.is_tracking and receiver.own not in receiver.told_of:  # before it waits: then it may be woken
             commands = [*self._looks(frozenset((receiver.own,)), "own"), *commands]
         receiver.under_way.append("batch")
         self._send(commands)
@@ -200,14 +200,14 @@ class Receiving:
         self._in_poll.send_packed_command([b"".join(commands)])
 
     def _looks(self: Any, keys: frozenset[bytes], kind: str) -> list[bytes]:
-        """What has the server tell of these keys, once, when one of them changes, and say whether there is one now."""
+        """The commands that make the server report each of these keys once, when it changes, and tell whether any exists now."""
         receiver: Receiver = self.receiver
         receiver.under_way += ["", kind]
         receiver.told_of |= keys
         return [command(b"CLIENT", b"CACHING", b"YES"), command(b"EXISTS", *keys)]
 
     def _names_of(self: Any, queues: tuple[str, ...], token: str) -> tuple[list[str], list[str]]:
-        """What the script is given for these queues, in this order; remembered, since the order only rotates."""
+        """The script's keys and suffixes for these queues, in this order; remembered, because the order only rotates."""
         known = self.receiver.names.get((queues, token))
         if known is None:
             keys = Keys.of(self)
@@ -218,19 +218,19 @@ class Receiving:
         return known  # type: ignore[no-any-return]
 
     def _lists_of(self: Any, at: int) -> list[bytes]:
-        """The lists of one of the queues that were asked for."""
+        """The lists of one of the queues that the script was asked for: the one with this index."""
         queues = self.receiver.queues
         names, _ = self._names_of(tuple(queues), self.receiver.asked_as)
         return [name.encode() for name in names[5 + 2 * len(queues) + at :: len(queues)]]
 
     def _turn(self: Any) -> int:
-        """How many messages of one queue before it is the next one's turn: one, unless the app has given its queues an order."""
+        """How many messages one queue gives before the next queue: one, unless the app has given its queues priorities."""
         return MAX_MESSAGES if isinstance(self._queue_cycle, priority_cycle) else 1
 
     def _budget(self: Any) -> int:
-        """How many messages there is room for."""
+        """How many messages this worker has room for."""
         prefetch = self.qos.prefetch_count
-        outstanding = len(self.qos._delivered) - len(self.qos._dirty)  # noqa: SLF001 - the window is only there
+        outstanding = len(self.qos._delivered) - len(self.qos._dirty)  # noqa: SLF001 - kombu has no public name for it
         room = MAX_MESSAGES if not prefetch else min(prefetch - outstanding, MAX_MESSAGES)
         if not self.qos.can_consume():
             return 0
@@ -244,7 +244,7 @@ class Receiving:
         try:
             self._read(connection)
             if (receiver.is_woken or receiver.must_look()) and not receiver.pending and not self._in_poll:
-                self._brpop_start()  # at once, not when the event loop comes round
+                self._brpop_start()  # at once, not at the next turn of the event loop
                 if self._in_poll and connection.can_read(AT_ONCE):
                     self._read(connection)
         except NoScriptError:
@@ -266,7 +266,7 @@ class Receiving:
         return True
 
     def _read(self: Any, connection: Any) -> None:
-        """The reply that is under way, and pushes, until there are no more or one says that there is something to ask for."""
+        """Read the reply that is under way, and pushes, until there are no more, or one is a reason to ask."""
         if self._in_poll:
             self._read_answers(connection)
         else:
@@ -275,7 +275,7 @@ class Receiving:
             connection.read_response(**self._as_push())
 
     def _read_answers(self: Any, connection: Any) -> None:
-        """The answers that are under way. A batch is put in line before the pushes behind it are looked at: each is news to it."""
+        """Read the answers that are under way. A batch is stored before the pushes that follow it are read: they came after it."""
         receiver, refused = self.receiver, None
         while receiver.under_way:
             kind = receiver.under_way.popleft()
@@ -295,11 +295,11 @@ class Receiving:
             raise refused
 
     def _as_push(self: Any) -> dict[str, bool]:
-        """How redis-py is asked for what the server pushes; one that was not asked to push is read as any other."""
+        """The argument that makes redis-py read a push; nothing if the server does not push."""
         return {"push_request": True} if self.receiver.is_tracking else {}
 
     def _take_in(self: Any, reply: list[Any]) -> None:
-        """Put the whole batch in line before any of it is handed over."""
+        """Add the whole batch to `pending` before any message of it is handed over."""
         receiver: Receiver = self.receiver
         owner = receiver.owner
         state, now_ms, look_ms, watches = reply[0], int(reply[1]), int(reply[2]), reply[3]
@@ -317,7 +317,7 @@ class Receiving:
             names, _ = self._names_of(tuple(receiver.queues), receiver.asked_as)
             receiver.place = (names[2], *names[5:])
         if not is_empty:
-            receiver.told_of &= {receiver.own}  # what this connection changes itself it is not told of, nor what changes next
+            receiver.told_of &= {receiver.own}  # no push for its own changes, nor for the next ones
         if receiver.is_tracking and look_ms:
             receiver.waits(look_ms)
         elif is_empty and not receiver.is_tracking:
@@ -338,7 +338,7 @@ class Receiving:
             owner.held[tag] = held
             receiver.pending.append(held)
             if len(receiver.queues) > 1:
-                self._queue_cycle.rotate(queue)  # a queue that had its turn is the last to have the next one
+                self._queue_cycle.rotate(queue)  # a queue that gave a message goes to the end
 
     def _lost_claim(self: Any, state: bytes) -> None:
         receiver: Receiver = self.receiver
@@ -347,12 +347,12 @@ class Receiving:
         receiver.wake()
 
     def _hand_over(self: Any) -> int:
-        """Give what is in line to its consumers; what is garbage, or whose queue is no longer consumed, does not stop the rest."""
+        """Give pending messages to their consumers; garbage, and messages of queues without a consumer, do not stop the others."""
         receiver: Receiver = self.receiver
         count, began = 0, time.monotonic()
         while receiver.pending:
             if time.monotonic() - began > MAX_HAND_OVER:
-                # The pool runs tasks in this very thread, or has no room: a shutdown or a revoke is heard between two messages.
+                # The pool runs tasks in this thread, or has no room: the loop must see a shutdown or a revoke between two messages.
                 receiver.was_cut_short = True
                 self.connection.wake_in(0.001)
                 break
@@ -364,7 +364,7 @@ class Receiving:
             receiver.pending.popleft()
             try:
                 message = self._message(held)
-            except Exception as exc:  # noqa: BLE001 - the bytes are anybody's
+            except Exception as exc:  # noqa: BLE001 - any client may have written the bytes
                 receiver.on_garbage(held, exc)
                 continue
             count += 1
@@ -374,7 +374,7 @@ class Receiving:
         return count
 
     def _give_back(self: Any, list_name: str) -> None:
-        """Give back what is in line of a list that is no longer consumed: as one, for one by one they would lie there reversed."""
+        """Give back all pending messages of a list that is no longer consumed, in one call: one by one, their order would turn."""
         receiver: Receiver = self.receiver
         back = [held for held in receiver.pending if held.list_name == list_name]
         receiver.pending = deque(held for held in receiver.pending if held.list_name != list_name)
@@ -404,7 +404,7 @@ class Receiving:
         return release_credit
 
     def basic_consume(self: Any, queue: str, no_ack: bool, callback: Callable[..., Any], consumer_tag: str, **kwargs: Any) -> Any:
-        """As kombu's; an armed channel hands messages over ready made."""
+        """As kombu's; an armed channel calls `callback` with complete messages."""
         if self.receiver is None and not no_ack:
             callback = _named(callback, queue)
         answer = super().basic_consume(queue, no_ack, callback, consumer_tag, **kwargs)  # type: ignore[misc]
@@ -414,13 +414,13 @@ class Receiving:
         return answer
 
     def basic_cancel(self: Any, consumer_tag: str) -> Any:
-        """As kombu's; an armed channel waits no longer for its queue."""
+        """As kombu's; an armed channel no longer waits for the queue."""
         if self.receiver is not None:
             self.receiver.leaves()
         return super().basic_cancel(consumer_tag)  # type: ignore[misc]
 
     def close(self: Any) -> None:
-        """As kombu's; a reply that is still under way is not waited for: the owner gives its messages back."""
+        """As kombu's; a reply that is still under way is not read: the owner gives its messages back."""
         if self.receiver is not None:
             self.receiver.leaves()
             self._in_poll = None
@@ -438,7 +438,7 @@ class SentinelChannel(Publishing, Receiving, kombu_redis.SentinelChannel):  # ty
 
 
 def _named(callback: Callable[..., Any], queue: str) -> Callable[..., Any]:
-    """Let a message of kombu's own receive know its queue: its routing key may lead to several."""
+    """Give each message of kombu's own receive the name of its queue, because its routing key may lead to several."""
 
     def named(message: Message) -> Any:
         message.queue = queue
@@ -451,7 +451,7 @@ class ReceivingTransport(Wakeful, kombu_redis.Transport):  # type: ignore[misc]
     """kombu's Redis transport, with our channel."""
 
     Channel = Channel
-    #: Its channels publish so many messages in one batch (`publish_together`).
+    #: How many messages its channels publish in one batch (`publish_together`).
     publishes_together = MAX_TOGETHER
 
 
@@ -459,5 +459,5 @@ class SentinelReceivingTransport(Wakeful, kombu_redis.SentinelTransport):  # typ
     """kombu's Sentinel transport, with our channel."""
 
     Channel = SentinelChannel
-    #: Its channels publish so many messages in one batch (`publish_together`).
+    #: How many messages its channels publish in one batch (`publish_together`).
     publishes_together = MAX_TOGETHER

@@ -1,8 +1,8 @@
 """The owner: one worker's claim on the messages it holds.
 
 A worker takes a token when its consumer starts, and holds every message under a tag `<token>:<counter>`. While its lease is renewed
-(by `workers.duties.lease`, from a native thread), nobody else touches them. Once another worker has seen the lease stand still, the
-token is fenced: what this worker then asks for is refused, and it goes on under a new token.
+(by `workers.duties.lease`, from a native thread), no other worker touches these messages. If another worker sees that the lease is
+not renewed, it fences the token: then this worker's transitions are refused, and it goes on under a new token.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Owner:
-    """Who holds what. `held` maps tag → message from its receipt until its transition has been answered."""
+    """The messages that this worker holds: `held` maps tag → message, from its receipt until its transition has been answered."""
 
     def __init__(self, transport: RedisTransport, worker: str) -> None:
         self.transport = transport
@@ -42,9 +42,10 @@ class Owner:
         return self
 
     def begin(self, instead_of: str) -> None:
-        """Take a new token, and open its lease, unless another thread has done so: more than one may find out that it is gone.
+        """Take a new token, and open its lease, unless another thread has done so: several may notice that the lease is gone.
 
-        `instead_of` is the token that was lost. One whose registration is not answered holds nothing, and its lease ends by itself.
+        `instead_of` is the token that was lost. If the registration gets no answer, the new token holds nothing, and its lease ends
+        because it is not renewed.
         """
         with self._beginning:
             if self.token != instead_of:
@@ -58,14 +59,14 @@ class Owner:
         return bool(self.token) and self.transport.leases.renew(self.token) is not None
 
     def holds(self, tag: str) -> bool:
-        """Whether this tag was minted under the token that the owner has now, or by kombu, which knows no tokens."""
+        """Whether this tag was made under the owner's current token, or by kombu, which has no tokens."""
         return tag.startswith(self.token) or not self.has_minted(tag)
 
     def take(self, message: Any) -> Held | None:
-        """A message that kombu's own receive took, which has recorded it under its own tag; None where it is no queue's of tasks.
+        """Hold a message that kombu's own receive took, and recorded under its own tag; None if it does not come from a task queue.
 
-        What is weaker then: a crash between kombu's two steps loses the message, and a dead worker's messages, or one that runs for
-        longer, come back after kombu's visibility timeout (an hour by default) and not within seconds.
+        This is weaker than our receive: a crash between kombu's two steps loses the message. A dead worker's messages come back
+        after kombu's visibility timeout (an hour by default), not within seconds; so does one that runs for longer than that.
         """
         channel, queue = message.channel, getattr(message, "queue", None)
         if queue is None:
@@ -84,15 +85,15 @@ class Owner:
         return self.transport.accept(tag)
 
     def has_minted(self, tag: str) -> bool:
-        """Whether this tag is an owner's, under a lease, and not kombu's own."""
+        """Whether this tag is an owner's, held under a lease, and not kombu's own."""
         return ":" in tag
 
     def saw_server_time(self, now_ms: int) -> None:
-        """Remember what the server's clock said just now."""
+        """Remember the server's time, which was read just now."""
         self._clock.heard(now_ms)
 
     def now_ms(self) -> int:
-        """The server's time, as far as this worker can tell without asking; its own clock is not looked at."""
+        """The server's time, as far as this worker knows it without a call; the worker's own clock is not used."""
         if not self._clock.is_known:
             self.saw_server_time(self.transport.now_ms())
         return self._clock.now_ms()
@@ -105,9 +106,9 @@ class Owner:
             held.leave()
 
     def release(self, keep: set[str]) -> int:
-        """Give back, uncounted, whatever the broker says this owner holds, but for the tags to `keep`. Returns how many went back.
+        """Give back, uncounted, all messages that this owner holds on the broker, except the tags to `keep`. Returns how many went.
 
-        This includes a batch whose reply was lost on its way, which no living part of this worker has ever seen.
+        This includes a batch whose reply was lost, so that this worker has never seen it.
         """
         given: dict[str, Held] = {each.tag: each for each in self.transport.leases.held_by(self.token) if each.tag not in keep}
         count = 0

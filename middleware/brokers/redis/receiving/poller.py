@@ -1,7 +1,7 @@
-"""Polling on Redis: kombu's poller and its place in the event loop, for channels that receive by a script (`channel`).
+"""Polling on Redis: kombu's poller and its part of the event loop, for channels that receive by a script (`channel`).
 
-Such a channel is read whenever something has come, and asked when its receiver says so; the loop wakes up for that, also where the
-room for more was made by another thread.
+Such a channel is read whenever data has come, and asks when its receiver says so. The loop wakes up for that, also if another
+thread made room for more messages.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 class Poller(kombu_redis.MultiChannelPoller):
-    """kombu's poller; for an armed channel it also minds when to ask next, and what is pushed without being asked for."""
+    """kombu's poller; for an armed channel, it also considers when to ask next, and reads pushes."""
 
     def on_readable(self, fileno: int) -> Any:
-        """Read for an armed channel whether or not there is room: a push is remembered, never a reason to disconnect."""
+        """Read for an armed channel even if there is no room: a push is remembered, and does not make kombu disconnect."""
         channel, kind = self._fd_to_chan.get(fileno, (None, None))
         if kind == "BRPOP" and channel.receiver is not None and fileno not in self._paused():
             try:
@@ -32,12 +32,12 @@ class Poller(kombu_redis.MultiChannelPoller):
         return super().on_readable(fileno)
 
     def _paused(self) -> Collection[int]:
-        """The connections that kombu leaves alone for now; kombu 5.6 leaves none alone."""
+        """The connections that kombu does not read for now; kombu 5.6 has none."""
         paused: Collection[int] = getattr(self, "_paused_brpop", ())
         return paused
 
     def get(self, callback: Any, timeout: float | None = None) -> Any:
-        """As kombu's, but no longer than until the next asking is due."""
+        """As kombu's, but it waits at most until the next call of the script is due."""
         receivers = [channel.receiver for channel in self._channels if channel.receiver is not None]
         waits = [each.seconds_to_wait() or each.seconds_to_rest() for each in receivers]
         if waits and (timeout is None or min(waits) < timeout):
@@ -48,11 +48,11 @@ class Poller(kombu_redis.MultiChannelPoller):
         except Empty:
             if before == [each.handed_over for each in receivers]:
                 raise
-            return None  # what was in line went out before the waiting: the worker's loop looks around now
+            return None  # pending messages were handed over before the wait: the worker's loop continues
 
 
 class Wakeful:
-    """The transport: wakes its event loop when room is made from another thread."""
+    """Mixin for a transport: wakes its event loop when another thread makes room."""
 
     _hub: Any = None
 
@@ -66,12 +66,12 @@ class Wakeful:
         self._hub = loop
 
     def wake_in(self: Any, seconds: float) -> None:
-        """Make the event loop look again after less than its own second."""
+        """Make the event loop look again after this time, if it is less than the loop's own second."""
         if self._hub is not None and 0 < seconds < 1:
             self._hub.call_later(seconds, ignore)
 
     def look_around(self: Any) -> bool:
-        """Make the loop read what is there already, and not wait, before it comes back; False where no loop can be told so."""
+        """Make the loop's next turn read what has come, without waiting; False if there is no loop that can."""
         waker = getattr(self._hub, "_waker", None)
         if waker is None:
             return False
@@ -79,6 +79,6 @@ class Wakeful:
         return True
 
     def wake(self: Any) -> None:
-        """Make the event loop look again; called from any thread. A hub of kombu 5.6 sleeps on, for a second at most."""
+        """Make the event loop look again; called from any thread. A hub of kombu 5.6 goes on sleeping, for a second at most."""
         if self._hub is not None and threading.get_ident() != getattr(self._hub, "_loop_thread", None):  # kombu's own test
             self._hub.call_soon(ignore)

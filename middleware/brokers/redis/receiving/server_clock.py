@@ -1,8 +1,8 @@
-"""The server's clock, as far as a worker can tell without asking.
+"""The server's clock, as far as a worker knows it without a call.
 
-Every answer that names the server's time was read some time after it was given: in a busy worker, much later. So each one says at
-least how far the server's clock is ahead of this machine's monotonic one, and the largest of the last minute or two is the truest.
-Older ones are forgotten, because a server's clock may be set back. This machine's own clock is never looked at.
+A worker reads an answer with the server's time some time after the server gave it; a busy worker, much later. So each answer gives
+a lower bound for how far the server's clock is ahead of this machine's monotonic clock. The largest of the last minute or two is
+the best. Older ones are forgotten, because a server's clock may be set back. This machine's wall clock is never used.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ MEMORY = 60.0
 
 
 class ServerClock:
-    """Knows the server's time once it has been told."""
+    """The server's time, known after the first answer."""
 
     def __init__(self) -> None:
         self._latest = self._before = -math.inf
@@ -23,11 +23,11 @@ class ServerClock:
 
     @property
     def is_known(self) -> bool:
-        """Whether anything has been heard yet."""
+        """Whether an answer has come yet."""
         return self._latest > -math.inf
 
     def heard(self, now_ms: int) -> None:
-        """The server's clock said so (milliseconds since the epoch), in an answer that was read just now."""
+        """Note the server's time (milliseconds since the epoch), from an answer that was read just now."""
         now = time.monotonic()
         ahead = now_ms - now * 1000
         if now >= self._turn_at:
@@ -36,5 +36,5 @@ class ServerClock:
             self._latest = max(self._latest, ahead)
 
     def now_ms(self) -> int:
-        """Milliseconds since the epoch, by the server's clock. Only asked once it `is_known`."""
+        """Milliseconds since the epoch, by the server's clock. Called only if it `is_known`."""
         return int(time.monotonic() * 1000 + max(self._latest, self._before))
