@@ -1,8 +1,8 @@
--- Moves everything that waits in the delay store nearer to its due time, as if time had moved on (`redelivery.testing`).
+-- Makes all messages in the delay store due earlier, as if time had passed (`redelivery.testing`).
 -- KEYS[1] delayed (destinations), then for each destination: due, messages.
 -- ARGV[1] by how many ms, ARGV[2] how many messages at most for each destination, ARGV[3] how many destinations, their names, and
--- then for each message that is to be replaced by an older one: the number of its destination, its id, the message.
--- Returns how many messages were moved, or -1 where a destination has more than ARGV[2]: nothing is changed then.
+-- then for each message that an older one replaces: the number of its destination, its id, the message.
+-- Returns how many messages there were, or -1 if a destination has more than ARGV[2]: then nothing has changed.
 -- Bound: ARGV[2] messages for each destination.
 local ms, limit, count, moved = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), 0
 for d = 1, count do

@@ -1,5 +1,5 @@
--- Shared by the scripts that add to more than one place: adds, and where the server refuses a part of it, takes the rest back.
--- nil: added; else the error to return. What `undo` does must be possible wherever `add` was.
+-- Shared by the scripts that add to more than one key: adds, and if the server refuses a part, takes the other parts back.
+-- nil: added; else the error to return. If a part of `add` succeeded, `undo` must be able to take it back.
 local function attempt(add, undo)
   local added, err = pcall(add)
   if added then return nil end

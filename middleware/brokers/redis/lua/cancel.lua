@@ -1,10 +1,11 @@
--- Takes one message out of the delay store for good, and records it.
+-- Removes one message from the delay store for good, and records it.
 -- KEYS[1] delayed (destinations), KEYS[2] delayed:tasks, KEYS[3] delayed:due:<list>, KEYS[4] delayed:messages:<list>,
--- KEYS[5] outcome log; where an operation cancels it, KEYS[6] that.
--- ARGV[1] id in the delay store, ARGV[2] separator, ARGV[3] list name, ARGV[4..24] event; of an operation, three more (see operated).
--- Returns 'done', 'already' where the message no longer waits, or 'refused' where its operation may not go on. Its first write frees. Bound: one message.
+-- KEYS[5] outcome log; if an operation cancels the message, KEYS[6] the operation.
+-- ARGV[1] id in the delay store, ARGV[2] separator, ARGV[3] list name, ARGV[4..24] event; with an operation, three more (operated).
+-- Returns 'done', 'already' if the message no longer waits, or 'refused' if the operation may not go on.
+-- Its first write frees memory. Bound: one message.
 -- uses: append operated
--- Checked: the types of all that it writes, before the message goes.
+-- Checked: the types of all keys that it writes, before the message is removed.
 if is_halted(KEYS[6]) then return 'refused' end
 for _, read in ipairs({{'ZCARD', 1}, {'ZCARD', 2}, {'ZCARD', 3}, {'XLEN', 5}}) do redis.call(read[1], KEYS[read[2]]) end
 if redis.call('HDEL', KEYS[4], ARGV[1]) == 0 then return 'already' end

@@ -1,6 +1,6 @@
 -- Shared by the scripts that publish: writes into a message the times that count from its publication, by this server's clock.
 
--- As Python writes it: `2026-11-24T01:02:03.456+00:00` (the days are those of the Gregorian calendar, counted in eras of 400 years).
+-- The time as Python writes it: `2026-11-24T01:02:03.456+00:00` (Gregorian calendar, counted in eras of 400 years).
 local function iso(ms)
   local days, rest = math.floor(ms / 86400000) + 719468, ms % 86400000
   local era, day = math.floor(days / 146097), days % 146097
@@ -13,8 +13,8 @@ local function iso(ms)
     math.floor(rest / 1000) % 60, rest % 1000)
 end
 
--- `gaps`: for each time, in the order of their places, how many bytes of the message are before it, 'n' (a number: ms since the
--- epoch) or 't' (a text), and how many ms it is from now; '' where there is none.
+-- `gaps`: for each time, in the order of their places: how many bytes of the message are before it, 'n' (a number: ms since the
+-- epoch) or 't' (a text), and how many ms it is from now; '' if there is no time.
 local function dated(message, gaps)
   if not gaps or gaps == '' then return message end
   local now, parts, from = now_ms(), {}, 1

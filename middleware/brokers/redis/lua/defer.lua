@@ -1,16 +1,16 @@
--- Moves a message that a worker holds to the delay store, or straight back to its list, and records it.
+-- Moves a message that a worker holds to the delay store, or directly back to its list, and records it.
 -- KEYS[1] unacked, KEYS[2] unacked_index, KEYS[3] starts, KEYS[4] leases, KEYS[5] outcome log,
 -- KEYS[6] the list, KEYS[7] delayed (destinations), KEYS[8] delayed:due:<list>, KEYS[9] delayed:messages:<list>,
--- KEYS[10] delayed:tasks, KEYS[11] slots:<rate>:<queue>, only where the queue has a retry budget.
--- ARGV[1] tag, ARGV[2] owner token, ARGV[3] message, ARGV[4] delay in ms or '', ARGV[5] due time in ms (where there is no delay),
+-- KEYS[10] delayed:tasks, KEYS[11] slots:<rate>:<queue>, only if the queue has a retry budget.
+-- ARGV[1] tag, ARGV[2] owner token, ARGV[3] message, ARGV[4] delay in ms or '', ARGV[5] due time in ms (if there is no delay),
 -- ARGV[6] id in the delay store, ARGV[7] list name, ARGV[8] separator, ARGV[9] wake channel,
--- ARGV[10] 'next' (back to where it was taken from) or 'last' (behind all others), where it does not wait,
--- ARGV[11] with a budget: how many ms a slot is, ARGV[12] until when (ms) it may wait for its slot at the latest, or '',
+-- ARGV[10] if the message does not wait: 'next' (back to where it was taken from) or 'last' (behind all others),
+-- ARGV[11] with a budget: the length of a slot in ms, ARGV[12] the latest time (ms) until which it may wait for its slot, or '',
 -- ARGV[13..33] event, or nothing.
--- Returns 'done', 'already' or 'refused'. The due time is counted from this server's clock. Bound: one message.
--- With a budget the message is due in the queue's first free slot from its own due time on, and takes it. Where that is later than
--- ARGV[12] (it expires before), or later than in a hundred years, it waits until then and takes none.
--- Checked: the message is where it goes before it is let go; what fails is taken back, and the message stays held.
+-- Returns 'done', 'already' or 'refused'. Times are by this server's clock. Bound: one message.
+-- With a budget, the message is due in the queue's first free slot after its own due time, and takes that slot. If the slot is
+-- later than ARGV[12] (the message expires before), or later than in a hundred years, it waits until that limit and takes no slot.
+-- Checked: the message is at its target before it is let go; if a step fails, all is taken back, and the message stays held.
 -- uses: append attempt clock slots take
 local refusal = why_not()
 if refusal then return refusal end

@@ -1,6 +1,7 @@
--- Keeps plain workers' sweeps away from messages that a worker holds, by a later time in `unacked_index`.
+-- Keeps plain workers from restoring messages that a worker holds, by a later time in `unacked_index`.
 -- KEYS[1] unacked_index. ARGV[1] for how many seconds from now, ARGV[2..] tags.
--- Returns how many of them were there. The first write frees, so that a full server lets it through. Bound: the caller's page.
+-- Returns how many of the tags were there. The first write frees memory, so that it works on a full server.
+-- Bound: the caller's page.
 -- uses: clock
 local visible, extended = string.format('%.3f', now_ms() / 1000 + tonumber(ARGV[1])), 0
 for i = 2, #ARGV do

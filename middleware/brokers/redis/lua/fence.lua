@@ -1,7 +1,7 @@
--- Ends the lease of an owner that was not seen to renew it; from here on its transitions are refused, one message at a time, as
--- its messages are given back.
+-- Ends the lease of an owner that has not renewed it. From here on its messages are given back, one by one; a transition of a
+-- message that was given back is refused.
 -- KEYS[1] leases, KEYS[2] recovering. ARGV[1] token, ARGV[2] the counter that did not move.
--- Returns 1, or 0 where the counter moved after all, or the lease is gone already. Bound: constant.
+-- Returns 1, or 0 if the counter moved after all, or the lease is gone already. Bound: constant.
 -- uses: clock
 -- Checked: that the token can be noted in `recovering`, before its lease ends.
 redis.call('HLEN', KEYS[2])

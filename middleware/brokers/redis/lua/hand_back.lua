@@ -1,8 +1,9 @@
--- Takes a message out of the delay store and puts it into its list, for plain Celery workers to wait with it.
--- KEYS[1] delayed (destinations), KEYS[2] delayed:tasks, KEYS[3] delayed:due:<list>, KEYS[4] delayed:messages:<list>, KEYS[5] the list.
+-- Moves a message from the delay store into its list, where a plain Celery worker takes it and waits for its ETA.
+-- KEYS[1] delayed (destinations), KEYS[2] delayed:tasks, KEYS[3] delayed:due:<list>, KEYS[4] delayed:messages:<list>,
+-- KEYS[5] the list.
 -- ARGV[1] id in the delay store, ARGV[2] separator, ARGV[3] list name, ARGV[4] the message as it goes into the list.
--- Returns 'done', or 'already' where the message no longer waits. Its first write frees. Bound: one message.
--- Checked: all types, before anything is changed; a list that refuses the message has it wait as it did.
+-- Returns 'done', or 'already' if the message no longer waits. Its first write frees memory. Bound: one message.
+-- Checked: all types, before anything is changed; if the list refuses the message, it waits as before.
 for _, read in ipairs({{'ZCARD', 1}, {'ZCARD', 2}, {'ZCARD', 3}, {'LLEN', 5}}) do redis.call(read[1], KEYS[read[2]]) end
 local message = redis.call('HGET', KEYS[4], ARGV[1])
 if not message then return 'already' end

@@ -1,8 +1,8 @@
 -- Stores a new operation, which waits until it is carried out, and records that it was begun.
 -- KEYS[1] operation:<id>, KEYS[2] operations, KEYS[3] operations:open, KEYS[4] audit.
--- ARGV[1] id, ARGV[2] what is to be done (JSON), ARGV[3] the record (JSON), ARGV[4] how many records are kept.
--- Operations stand in the order in which they were begun, also within one millisecond, and where the clock was put back.
--- Returns 'done', or 'already' where it is there. Its first write frees nothing, and lets a full server take the others.
+-- ARGV[1] id, ARGV[2] what the operation does (JSON), ARGV[3] the record (JSON), ARGV[4] how many records are kept.
+-- Operations are listed in the order in which they were begun, also within one millisecond, and if the clock was put back.
+-- Returns 'done', or 'already' if it exists. Its first write is an SREM of nothing: then a full server accepts the others.
 -- uses: clock
 if redis.call('EXISTS', KEYS[1]) == 1 then return 'already' end
 local newest = redis.call('ZREVRANGE', KEYS[2], 0, 0, 'WITHSCORES')[2]

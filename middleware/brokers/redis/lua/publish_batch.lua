@@ -1,13 +1,14 @@
--- Publishes the messages of a batch and records each, in their order: all of them or none, and once, however often it is asked for.
+-- Publishes the messages of a batch and records each, in their order: all or none, and once, even if it is called again.
 -- KEYS[1] outcome log, KEYS[2] published:<token>, KEYS[3 ..] lists.
--- ARGV[1] number of the batch, ARGV[2] for how long it is remembered (ms), ARGV[3] number of forms, ARGV[4] number of rules; then the
--- forms: of each, an event's values without its task id (20); then the rules: of each queue that has bounds or expires
+-- ARGV[1] number of the batch, ARGV[2] for how long it is remembered (ms), ARGV[3] number of forms, ARGV[4] number of rules; then
+-- the forms: each has an event's values without its task id (20); then the rules, one for each queue that has bounds or expires:
 -- `most,expiry,adds,lists` (the most messages that it may hold, or nothing; its expiry in ms, or nothing; how many this batch adds;
--- where its lists stand in KEYS); then for each message: where its list stands in KEYS, the number of its form, task id, gaps for
--- times or '', message.
--- Returns 'done', 'already' (this number or a later one was carried out: an answer was lost, or a call comes late), or 'full' (a queue has no room for all: nothing has changed).
+-- the indexes of its lists in KEYS); then for each message: the index of its list in KEYS, the number of its form, task id, gaps
+-- for times or '', message.
+-- Returns 'done', 'already' (this number or a later one was carried out: an answer was lost, or a call comes late), or 'full' (a
+-- queue has no room for all: nothing has changed).
 -- Bound: 100 messages, or a mebibyte of them and one message; ten lists for each queue.
--- Checked: every key that is written later is read first. What fails all the same takes back what was done.
+-- Checked: every key that is written later is read first. If a step fails nevertheless, all is taken back.
 -- uses: clock dated
 if tonumber(redis.call('GET', KEYS[2]) or 0) >= tonumber(ARGV[1]) then return 'already' end
 redis.call('XLEN', KEYS[1])

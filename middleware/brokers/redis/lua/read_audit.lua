@@ -1,8 +1,8 @@
--- Reads a page of the audit, and what the server knows of the audit at the same instant. It changes nothing.
+-- Reads a page of the audit, and the state of the audit at the same instant. It changes nothing.
 -- KEYS[1] audit.
--- ARGV[1] where to begin, ARGV[2] how many records at most, ARGV[3] id of a record that is looked for, or ''.
--- Returns {how many were ever added, how many are there, records, 1 where it has the record that is looked for, time (ms)}, or
--- nothing where there is no audit. Bound: ARGV[2] records.
+-- ARGV[1] where to begin, ARGV[2] how many records at most, ARGV[3] id of a record to look for, or ''.
+-- Returns {how many were ever added, how many there are, records, 1 if it has the record of ARGV[3], time (ms)}, or nothing if
+-- there is no audit. Bound: ARGV[2] records.
 -- uses: clock
 if redis.call('EXISTS', KEYS[1]) == 0 then return false end
 local told, added, length = redis.call('XINFO', 'STREAM', KEYS[1]), 0, 0

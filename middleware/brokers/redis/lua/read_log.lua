@@ -1,9 +1,9 @@
--- Reads a page of the outcome log, and what the server knows of the log at the same instant. It changes nothing. A script and no
--- transaction, because a full Redis 7.0 refuses whatever stands in one.
+-- Reads a page of the outcome log, and the state of the log at the same instant. It changes nothing. It is a script, not a
+-- transaction, because a full Redis 7.0 refuses every command in a transaction.
 -- KEYS[1] outcome log, KEYS[2] exported, KEYS[3] trimmed.
--- ARGV[1] where to begin, ARGV[2] how many entries at most, ARGV[3] id of an entry that is looked for, or ''.
--- Returns {XINFO STREAM, entries, exported, trimmed, time (ms), 1 where the log has the entry that is looked for}, or nothing where
--- there is no log. Bound: ARGV[2] entries.
+-- ARGV[1] where to begin, ARGV[2] how many entries at most, ARGV[3] id of an entry to look for, or ''.
+-- Returns {XINFO STREAM, entries, exported, trimmed, time (ms), 1 if the log has the entry of ARGV[3]}, or nothing if there is no
+-- log. Bound: ARGV[2] entries.
 -- uses: clock
 if redis.call('EXISTS', KEYS[1]) == 0 then return false end
 return {

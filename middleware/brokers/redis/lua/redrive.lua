@@ -1,8 +1,11 @@
 -- Moves a dead letter back to its origin, and records it.
--- KEYS[1] the dead-letter queue's list, KEYS[2] the origin's list, KEYS[3] outcome log; where an operation moves it, KEYS[4] that and perhaps KEYS[5] (see operated).
--- ARGV[1] the dead letter as it lies there, ARGV[2] the message that goes back, ARGV[3..23] event; of an operation, three more (see operated).
--- Returns 'done', 'already' where the letter is no longer there, or 'refused' where its operation may not go on. Bound: one message; it is looked for from the oldest on.
--- Checked: the types of the origin and of the log, before the letter is taken; what fails then puts it back, as the oldest.
+-- KEYS[1] the dead-letter queue's list, KEYS[2] the origin's list, KEYS[3] outcome log; if an operation moves it, KEYS[4] the
+-- operation and perhaps KEYS[5] the lives that it follows (see operated).
+-- ARGV[1] the stored dead letter, ARGV[2] the message that goes back, ARGV[3..23] event; with an operation, three more.
+-- Returns 'done', 'already' if the dead letter is no longer there, or 'refused' if the operation may not go on.
+-- Bound: one message, which is searched for from the oldest on.
+-- Checked: the types of the origin and of the log, before the dead letter is taken; if a later step fails, it goes back,
+-- as the oldest.
 -- uses: append attempt operated
 if is_halted(KEYS[4], KEYS[5]) then return 'refused' end
 redis.call('LLEN', KEYS[2])

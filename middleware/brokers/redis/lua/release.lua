@@ -1,9 +1,9 @@
--- Puts messages that an owner holds, and has not run, back to where they were taken from, as they were: uncounted.
+-- Puts messages that an owner holds, and has not run, back to where they were taken from, unchanged and uncounted.
 -- KEYS[1] unacked, KEYS[2] unacked_index, KEYS[3] starts, KEYS[4..] one list for each message.
--- ARGV: tag and raw message, for each message, the one that was received last first.
--- Returns {how many went back, the error of the first that could not, or ''}; what is no longer held stays where it is.
+-- ARGV: tag and raw message, for each message, the last received message first.
+-- Returns {how many went back, the error of the first that could not, or ''}; messages that are no longer held stay where they are.
 -- Bound: the caller's batch.
--- Checked: each message is in its list before it is let go; where the list refuses it, it stays held, and the others go on.
+-- Checked: each message is in its list before it is let go; if the list refuses it, it stays held, and the others go on.
 local released, refused = 0, ''
 for i = 4, #KEYS do
   local tag = ARGV[2 * i - 7]

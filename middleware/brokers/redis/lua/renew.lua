@@ -1,11 +1,12 @@
--- Renews an owner's lease, and says what the fleet needs somebody for.
--- KEYS[1] leases, KEYS[2] and KEYS[3] lease_watcher, KEYS[4] recovering, KEYS[5] dispatcher, KEYS[6] operations:open, KEYS[7] operator.
--- ARGV[1] token, ARGV[2] how long (ms) the owner watches the leases of others if it is one of the two who do, 0 where it does not
--- offer to.
--- Returns 0 where the lease is gone: the owner is fenced. Else 1; how many leases there are; whether the owner watches; whether
--- anybody is to be recovered; whether nobody dispatches; whether nobody carries out the operations that there are. Bound: constant.
--- What else is read here must not keep a lease from being renewed, whichever type it has.
--- On a full server a script whose first write frees is let through, so that a worker which empties it keeps its lease.
+-- Renews an owner's lease, and reports which work for the whole fleet has no worker.
+-- KEYS[1] leases, KEYS[2] and KEYS[3] lease_watcher, KEYS[4] recovering, KEYS[5] dispatcher, KEYS[6] operations:open,
+-- KEYS[7] operator.
+-- ARGV[1] token, ARGV[2] how long (ms) the owner watches the other leases if it is one of the two watchers, 0 if it does not offer.
+-- Returns 0 if the lease is gone: the owner is fenced. Else 1; how many leases there are; whether the owner watches; whether an
+-- owner must be recovered; whether there is no dispatcher; whether there are operations and no process carries them out.
+-- Bound: constant.
+-- The lease must be renewed even if another key that is read here has the wrong type.
+-- The first write frees memory: a full server accepts that, so that a worker which empties it keeps its lease.
 local counter = redis.call('HGET', KEYS[1], ARGV[1])
 if not counter then return {0} end
 redis.call('HDEL', KEYS[1], ARGV[1])

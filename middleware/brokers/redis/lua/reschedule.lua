@@ -1,9 +1,9 @@
 -- Gives a message in the delay store another due time, and records it.
 -- KEYS[1] delayed (destinations), KEYS[2] delayed:due:<list>, KEYS[3] delayed:messages:<list>, KEYS[4] outcome log.
--- ARGV[1] id in the delay store, ARGV[2] list name, ARGV[3] due time in ms, or '' for now, ARGV[4] the message as it waits from now
+-- ARGV[1] id in the delay store, ARGV[2] list name, ARGV[3] due time in ms, or '' for now, ARGV[4] the message to store from now
 -- on, ARGV[5] wake channel, ARGV[6..26] event.
--- Returns 'done', or 'already' where the message no longer waits. Bound: one message.
--- Checked: the types of all that it writes, first; where the log refuses the event, the message waits as it did.
+-- Returns 'done', or 'already' if the message no longer waits. Bound: one message.
+-- Checked: the types of all keys that it writes, first; if the log refuses the event, the message waits as before.
 -- uses: append attempt clock
 redis.call('ZCARD', KEYS[1])
 redis.call('XLEN', KEYS[4])
@@ -13,7 +13,7 @@ if not before or not message then return 'already' end
 local now = now_ms()
 local due = ARGV[3] ~= '' and tonumber(ARGV[3]) or now
 local function wait(until_ms, raw)
-  -- The first write frees, so that a full server lets a message be promoted.
+  -- The first write frees memory, so that a message can be promoted on a full server.
   redis.call('HDEL', KEYS[3], ARGV[1])
   redis.call('HSET', KEYS[3], ARGV[1], raw)
   redis.call('ZADD', KEYS[2], until_ms, ARGV[1])

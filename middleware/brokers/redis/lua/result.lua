@@ -1,7 +1,7 @@
 -- Shared by the scripts that store a task's result: what Celery's Redis backend does in two calls.
--- `first` is the place in ARGV of the key, the text, the seconds until it expires ('' for never), and, where the backend has another
--- database than the broker, the numbers of the backend's and the broker's. The key is another one for each task, so it is not in KEYS.
--- A success that is stored already stays as it is, as Celery leaves it. Whoever waits for the result is told.
+-- `first` is the index in ARGV of: the key, the text, the seconds until it expires ('' for never), and, if the backend's database
+-- is not the broker's, the numbers of the backend's and the broker's databases. Each task has another key, so it is not in KEYS.
+-- If a success is stored already, it stays, as in Celery. Otherwise clients that wait for the result are notified.
 local function is_success(stored)
   local read, meta = pcall(cjson.decode, stored)
   return read and type(meta) == 'table' and meta.status == 'SUCCESS'

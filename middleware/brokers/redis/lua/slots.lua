@@ -1,12 +1,12 @@
--- Shared by the scripts that pace what is delivered again: a queue's slots, given out one by one, each `gap` milliseconds long.
--- A zset holds the stretches of time that are taken: its member is where one begins, its score where it ends (milliseconds). No
--- hole between two of them is shorter than a slot, because one that would be is closed; so a slot fits behind any stretch.
--- Bound: two looks at the zset; of what is over, a hundred stretches are forgotten at a time.
+-- Shared by the scripts that pace redeliveries: a queue's slots, given out one by one, each `gap` milliseconds long.
+-- A zset holds the stretches of time that are taken: the member is a stretch's begin, the score its end (milliseconds). No hole
+-- between two stretches is shorter than a slot, because a shorter hole is closed; so a slot fits behind any stretch.
+-- Bound: two reads of the zset; at most a hundred past stretches are removed at a time.
 
--- Every digit of a time: a slot may be a fraction of a millisecond.
+-- A time with all its digits: a slot may be a fraction of a millisecond.
 local function exact(ms) return string.format('%.17g', ms) end
 
--- The first free slot from `due` on: where it begins (`at`), and the stretch that it makes or makes longer. Nothing is written.
+-- The first free slot from `due` on: its begin (`at`), and the stretch that it begins or extends. Nothing is written.
 local function slot_from(key, due, gap)
   local ahead = redis.call('ZRANGE', key, '(' .. exact(due), '+inf', 'BYSCORE', 'LIMIT', 0, 2, 'WITHSCORES')
   local slot, behind = {at = due, from = exact(due)}, 1
@@ -22,7 +22,7 @@ local function slot_from(key, due, gap)
   return slot
 end
 
--- Takes that slot. The key goes by itself, a minute after its last slot.
+-- Takes that slot. The key expires a minute after its last slot.
 local function take_slot(key, slot, now)
   local over = redis.call('ZRANGE', key, '-inf', now, 'BYSCORE', 'LIMIT', 0, 100)
   if #over > 0 then redis.call('ZREM', key, unpack(over)) end
@@ -32,7 +32,7 @@ local function take_slot(key, slot, now)
   redis.call('PEXPIRE', key, string.format('%.0f', tonumber(last) - now + 60000))
 end
 
--- Gives that slot back: what was taken is as it was.
+-- Gives that slot back: the stretches are as before.
 local function free_slot(key, slot)
   redis.pcall('ZREM', key, slot.from)
   if slot.was then redis.pcall('ZADD', key, slot.was, slot.from) end

@@ -1,7 +1,7 @@
--- Records that a message which a crash has touched is about to run, so that a second crash is counted against it.
+-- Records that a message with which a worker has died is about to run, so that a second crash is counted against it.
 -- With a mark, records that the message was acknowledged before it runs (`acks_late=False`): a crash must not run it again.
 -- KEYS[1] unacked, KEYS[2] starts. ARGV[1] tag, ARGV[2] mark or ''.
--- Returns 'done', or 'refused' where the message is no longer held under this tag. Bound: one message.
+-- Returns 'done', or 'refused' if the message is no longer held under this tag. Bound: one message.
 -- uses: clock
 if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then return 'refused' end
 redis.call('HDEL', KEYS[2], ARGV[1])

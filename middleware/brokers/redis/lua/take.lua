@@ -1,12 +1,12 @@
 -- Shared by the scripts that end or move a message which a worker holds.
--- Such a script first asks `why_not`, then adds what is to be added, and lets go of the message last: whatever of it the server
--- refuses (a key of another type, a command that the user may not use), the message is still held.
+-- Such a script first calls `why_not`, then makes its additions, and lets go of the message last: if the server refuses a step (a
+-- key of another type, a command that the user may not use), the message is still held.
 -- KEYS[1] unacked, KEYS[2] unacked_index, KEYS[3] starts, KEYS[4] leases; ARGV[1] tag, ARGV[2] owner token.
--- An empty tag: nothing is held, and the event alone is to be recorded.
+-- An empty tag: no message is held, and only the event is recorded.
 
--- nil: it may be taken; 'already': the message is gone, and its owner is alive, so this is a repeat; 'refused': it was given to
--- another. The first write frees memory (or removes nothing), so that a full server (maxmemory, noeviction) runs the script to its
--- end; what is taken here is only what plain workers look for messages by.
+-- nil: the message may be taken; 'already': it is gone, and its owner is alive, so this call is a repeat; 'refused': it was given
+-- to another owner. The first write frees memory (or removes nothing), so that a full server (maxmemory, noeviction) runs the
+-- script to its end. It removes only the entry by which plain workers find the message.
 local function why_not()
   if ARGV[1] == '' then
     redis.call('HDEL', KEYS[1], '')
