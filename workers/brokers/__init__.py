@@ -1,1 +1,1 @@
-"""The stores of each kind of broker, as operators' tools ask for them."""
+"""The stores of each kind of broker, for operators' tools."""

@@ -1,4 +1,4 @@
-"""What a broker offers those who look after it, chosen here alone by its kind."""
+"""The features that a broker offers to operators' tools and duties; only this module chooses them by the kind of broker."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Feature = TypeVar("Feature")
 
 @dataclass(frozen=True, slots=True)
 class Broker:
-    """Its features; None where it lacks one."""
+    """A broker's features; None for each that it lacks."""
 
     delayed: DelayStore | None = None
     outcomes: OutcomeLog | None = None
@@ -43,7 +43,7 @@ class Broker:
 
 def broker_of(transport: Transitions) -> Broker:
     """The features of this transport's broker."""
-    from redelivery.middleware.brokers.redis.transport import (  # noqa: PLC0415 - a broker's modules are imported where it is used
+    from redelivery.middleware.brokers.redis.transport import (  # noqa: PLC0415 - a broker's modules are imported only if it is used
         RedisTransport,
     )
 
@@ -97,7 +97,7 @@ def broker_of(transport: Transitions) -> Broker:
 
 
 def needed(feature: Feature | None) -> Feature:
-    """The feature again. Raises `BrokerError` where the broker lacks it."""
+    """The feature, if it is not None. Raises `BrokerError` if the broker lacks it."""
     if feature is None:
         msg = "this broker is neither Redis nor RabbitMQ, and nothing on it can be listed"
         raise BrokerError(msg)

@@ -1,10 +1,10 @@
-"""What went wrong between an operator and the broker, in one line that says what to do."""
+"""An error of the broker in one line that tells an operator what to do."""
 
 from __future__ import annotations
 
 
 def broker_message(exc: BaseException) -> str | None:
-    """The line that tells of an error of the broker's; None for any other error."""
+    """The line for an error of the broker; None for any other error."""
     from amqp.exceptions import AccessRefused, AMQPError  # noqa: PLC0415 - only when something went wrong
     from redis import exceptions as redis  # noqa: PLC0415 - only when something went wrong
 

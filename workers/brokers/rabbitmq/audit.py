@@ -1,9 +1,9 @@
-"""The audit on RabbitMQ: a stream, which a look leaves as it is; made when something is recorded for the first time.
+"""The audit on RabbitMQ: a stream, which reading does not change; it is declared at the first record.
 
-A record's id is its time and its place in the stream. A reader asks for everything at once, and knows that it has it all when the
-broker has answered another question on the same channel without a further record. Limits: the time is the recorder's clock. The
-broker takes places for itself, so that nobody can say how many records it has let go of. Where no stream may be made, nothing is
-recorded, and a warning says so: the work itself is done all the same.
+A record's id is its time and its offset in the stream. A reader asks for all records at once. It has them all when the broker has
+answered another question on the same channel, and no further record came before the answer. Limits: the time is by the recorder's
+clock. The broker uses some offsets itself, so that it is not known how many records it has dropped. If no stream may be declared,
+nothing is recorded, and a warning says so; the work itself is done nevertheless.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 #: Records that the broker may send before any is acknowledged: more than it keeps.
 MAX_UNREAD = 2**16 - 1
-#: Places, of any number that one reads, that the broker may have taken for itself: one for each file.
+#: Offsets that the broker may have used itself, among those that are read: one for each file.
 MARGIN = 16
 #: Seconds that a confirmation may take.
 TIMEOUT = 30.0
 #: Seconds that a stream may take to send the first record.
 FIRST = 1.0
 AT, OFFSET = "at_ms", "x-stream-offset"
-#: A stream that somebody else is just making has no writer yet: RabbitMQ 3.10 takes nothing then, and closes the connection.
+#: A stream that another client is just declaring has no writer yet: RabbitMQ 3.10 then refuses records, and closes the connection.
 _once_it_is_made = retry(
     retry=retry_if_exception_type((InternalError, ResourceError)), wait=wait_fixed(0.2), stop=stop_after_attempt(5), reraise=True
 )
@@ -57,14 +57,14 @@ class AmqpAudit:
             try:
                 connection.connection.channel().basic_publish_confirm(message, routing_key=self.name, confirm_timeout=TIMEOUT)
             except (TimeoutError, MessageNacked) as exc:
-                connection.collect(socket_timeout=1.0)  # a broker that reads nothing of it answers no goodbye either
+                connection.collect(socket_timeout=1.0)  # a broker that does not read does not answer a close, either
                 msg = f"the broker does not take what is to be recorded in {self.name}: look at its alarms"
                 raise BrokerUnavailable(msg) from exc
 
     def records(self, limit: int) -> list[Record]:
         with self._transport.asking() as connection:
             end = _end(_read(connection, self.name, "last"))
-            # The last file of all may hold nothing yet that is confirmed, while somebody records.
+            # The last file may have no confirmed record yet, while another client records.
             read = _read(connection, self.name, max(end - limit - MARGIN, 0) if end else "first")
         return [record for _, record in read[::-1]][:limit]
 
@@ -86,12 +86,12 @@ class AmqpAudit:
 
 
 def _end(read: list[tuple[int, Record]]) -> int:
-    """The place behind the last of these; 0 where there are none."""
+    """The offset after the last of these; 0 if there are none."""
     return read[-1][0] + 1 if read else 0
 
 
 def _read(connection: Any, name: str, since: int | str) -> list[tuple[int, Record]]:
-    """What stands in the stream from this place on, each with its place; nothing where there is no stream."""
+    """The records in the stream from this offset on, each with its offset; none if there is no stream."""
     found: list[tuple[int, Record]] = []
     with connection.connection.channel() as channel:
         channel.basic_qos(0, MAX_UNREAD, a_global=False)
@@ -103,7 +103,7 @@ def _read(connection: Any, name: str, since: int | str) -> list[tuple[int, Recor
             log.warning("audit.unread", error=str(exc), why="give this user the right to read it")
             return []
         _catch_up(channel, found)
-        if not found:  # a stream is not empty: while somebody records, it may not have begun to send
+        if not found:  # a stream is not empty, but it may not have begun to send, while another client records
             with suppress(TimeoutError):
                 connection.connection.drain_events(timeout=FIRST)
             _catch_up(channel, found)
@@ -114,7 +114,7 @@ def _catch_up(channel: Any, found: list[tuple[int, Record]]) -> None:
     before = -1
     while before < len(found):
         before = len(found)
-        channel.basic_qos(0, MAX_UNREAD, a_global=False)  # its answer comes behind what the stream had
+        channel.basic_qos(0, MAX_UNREAD, a_global=False)  # its answer comes after the records of the stream
 
 
 def _record(message: Any) -> tuple[int, Record]:

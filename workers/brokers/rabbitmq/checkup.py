@@ -1,8 +1,8 @@
-"""What `redelivery doctor` asks of RabbitMQ: whether it takes publications, what ends messages there, and its outcome log's head.
+"""What `redelivery doctor` asks RabbitMQ: whether it accepts publications, what ends messages there, and its oldest outcome event.
 
-An alarm is told to nobody before he publishes. So one empty message is published to a queue of this connection alone: it comes
-back, or the broker says that it is blocked. The broker's policies are told by its management plugin alone; where no
-`management_url` is set, or it does not answer, they are not known.
+RabbitMQ reports an alarm only to a connection that publishes. So one empty message is published to an exclusive queue: it comes
+back, or the broker reports that it is blocked. Only the management plugin reports the broker's policies; if no `management_url` is
+set, or the plugin does not answer, they are not known.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from redelivery.middleware.brokers.rabbitmq.transport import AmqpTransport
 
-#: Seconds that the broker may take to hand the empty message back, or to say that it is blocked.
+#: Seconds that the broker may take to deliver the empty message, or to report that it is blocked.
 TIMEOUT = 5.0
 _ALARMS = NotKnown("whether the broker has an alarm", "it did not answer a publication in time", "rabbitmq-diagnostics alarms")
 _POLICIES = "whether the broker's own policies end messages"
@@ -55,7 +55,7 @@ class AmqpCheckup:
         return Condition(alarm=alarm, endings=tuple(endings), not_known=tuple(not_known))
 
     def _alarm(self) -> str | None:
-        """Why the broker takes no publications; empty where it takes them, None where it says neither."""
+        """Why the broker accepts no publications; empty if it accepts them, None if it does not answer."""
         connection = self._transport.connect()
         said: list[Any] = []
         came: list[Any] = []
@@ -73,18 +73,18 @@ class AmqpCheckup:
                 except TimeoutError:
                     break
         finally:
-            connection.collect(socket_timeout=1.0)  # a broker that is blocked does not answer a goodbye
+            connection.collect(socket_timeout=1.0)  # a blocked broker does not answer a close
         return str(said[0]) or "an alarm" if said else "" if came else None
 
     def log_state(self) -> LogState:
-        """As `Checkup.log_state`, by a look at its first message alone."""
+        """As `Checkup.log_state`, by a look at the log's first message only."""
         with self._transport.connect() as connection, Look(connection, self._transport.keys.outcomes, most=1, read=body_of) as look:
             found = next(iter(look), None)
             first = None if found is None else next(iter(events_of(found.raw)), None)
         return LogState(oldest_ms=None if first is None else first.at_ms)
 
     def leases(self) -> dict[str, str]:
-        """As `Checkup.leases`: the broker itself gives back what a dead worker held."""
+        """As `Checkup.leases`: there are none, because the broker itself delivers a dead worker's messages again."""
         return {}
 
     def consumers(self, queues: Collection[str]) -> dict[str, int]:
@@ -92,5 +92,5 @@ class AmqpCheckup:
             return {name: counts[1] for name in queues if (counts := counts_of(connection, name)) is not None}
 
     def wrong_clocks(self) -> None:
-        """As `Checkup.wrong_clocks`: RabbitMQ tells nobody its time, so that a producer has nothing to compare its clock with."""
+        """As `Checkup.wrong_clocks`: RabbitMQ does not report its time, so that a producer cannot compare its clock."""
         return

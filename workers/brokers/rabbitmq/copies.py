@@ -1,9 +1,9 @@
-"""Copies of dead letters: those that a command or a worker had already moved on when it died. The journal of moves knows them.
+"""Copies of dead letters: those that a command or a worker had already moved when it died. The journal of moves shows them.
 
-For each dead letter of a queue that was taken before, this finds its fate in the journal. A letter that was moved may go. One that
-was to be moved, and of which nothing more is known, is in doubt: it stays until more is known, for `DOUBT` at most. The new place
-of a letter is looked into only if it is a dead-letter queue of the app or the target of this command, because anybody may write
-into the journal.
+For each dead letter of a queue that was taken before, this finds its fate in the journal. A dead letter that was moved may be
+removed. If a move was begun, and the journal shows no more, the dead letter is in doubt: it stays until more is known, for `DOUBT`
+at most. A target queue in the journal is looked into only if it is a dead-letter queue of the app or the target of this command,
+because any client may write the journal.
 
 Limits: without a journal, or if it cannot be read, no copy is known.
 """
@@ -28,23 +28,23 @@ if TYPE_CHECKING:
     from redelivery.middleware.messages.events import Event
 
 
-#: How long a letter is in doubt; the journal itself keeps no more than `KEPT`.
+#: How long a dead letter is in doubt; the journal itself keeps no more than `KEPT`.
 DOUBT, KEPT = timedelta(minutes=10), timedelta(hours=1)
-#: How long one is in doubt that goes to a dead-letter queue, and does not lie there: another command may hold it.
+#: The same for a move to a dead-letter queue in which the message was not found: another command may hold it.
 LOOKED_DOUBT = timedelta(seconds=30)
 MILLISECOND = timedelta(milliseconds=1)
 
 
 @dataclass(frozen=True, slots=True)
 class Fate:
-    """What became of a letter: it has gone, and these events may not be recorded; or nobody knows (`is_in_doubt`)."""
+    """The fate of a dead letter: it was moved, and these events may not be recorded yet; or it is not known (`is_in_doubt`)."""
 
     events: tuple[Event, ...] = ()
     is_in_doubt: bool = False
 
 
 class Copies:
-    """The copies among dead letters; for one thread. The journal is read when something is first asked."""
+    """The copies among dead letters; for one thread. The journal is read at the first question."""
 
     def __init__(self, transport: AmqpTransport) -> None:
         self._transport = transport
@@ -52,13 +52,13 @@ class Copies:
         self._is_missing = False
 
     def fates(self, queue: str, letters: Iterable[bytes], target: str = "") -> dict[bytes, Fate]:
-        """The fate of each of these letters of a queue, by its bytes, where it has one."""
+        """The fates of these dead letters of a queue, by their bytes; those without a fate are left out."""
         digests = {letter: digest_of(letter, queue) for letter in letters}
         if not digests or self._is_missing:
             return {}
         try:
             return self._read(digests, self._places(target))
-        except Exception as exc:  # noqa: BLE001 - whatever it is, the command goes on as without a journal
+        except Exception as exc:  # noqa: BLE001 - after any error, the command goes on as without a journal
             if not isinstance(exc, NotFound):
                 log.warning("journal.unread", error=f"{type(exc).__name__}: {exc}", why="what was moved may be moved again")
             self._is_missing = True
@@ -87,7 +87,7 @@ class Copies:
         return fates
 
     def _places(self, target: str) -> frozenset[str]:
-        """The dead-letter queues of the app, and the target of this command, if no worker consumes that."""
+        """The dead-letter queues of the app, and the target of this command, unless it is one of the app's own queues."""
         app = self._transport.app
         runtime = getattr(app, "redelivery", None)
         policies = {} if runtime is None else {queue: runtime.policies.policy_for(queue) for queue in app.amqp.queues}

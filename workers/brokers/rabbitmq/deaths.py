@@ -1,13 +1,13 @@
-"""A letter that RabbitMQ itself made: read, and given the death record that our own letters have.
+"""Dead letters that RabbitMQ itself made: they are read, and get the death record that redelivery's own dead letters have.
 
-A dead-letter exchange has put it into a queue, with the header `x-death`. Its `Death` is the move by which it becomes a letter of
-ours, in the dead-letter queue that the policy of its origin names, and the event of it. The event's id is made of the death itself,
-so that a death which is imported twice, by a crash or by two operators, counts once. Where nobody has recorded the message before,
-its life is opened by an event of its own.
+A dead-letter exchange has put such a message into a queue, with the header `x-death`. Its `Death` is the move that makes it a dead
+letter of redelivery, in the dead-letter queue of its origin's policy, with the event. The event's id is made from the death itself,
+so that a death that is imported twice, after a crash or by two operators, counts once. If the message was never recorded before, an
+event of its own begins its life.
 
-Refuses, with `RedriveError`: what has no `x-death`, or only that of a delay level (which is how a delay ends, and no death); a
-reason that is not known here; and what died in a queue whose policy keeps no letters. Limits: RabbitMQ says when it died to the
-second, and, where one queue killed it twice for one reason, only the first time.
+Refused, with `RedriveError`: messages without `x-death`, or with only the `x-death` of a delay level (the end of a delay, which is
+no death); an unknown reason; and messages that died in a queue whose policy keeps no dead letters. Limits: RabbitMQ gives the time
+of death in seconds and, if one queue ended the message twice for one reason, only the first time.
 """
 
 from __future__ import annotations
@@ -44,25 +44,25 @@ if TYPE_CHECKING:
     from redelivery.middleware.messages.events import Event
     from redelivery.middleware.runtime import Runtime
 
-#: RabbitMQ's words for why it ended a message, and ours.
+#: RabbitMQ's reasons for ending a message, and ours.
 REASONS = {
     "expired": Reason.EXPIRED,
     "maxlen": Reason.MAX_LENGTH,
     "rejected": Reason.REJECTED,
     "delivery_limit": Reason.EXHAUSTED,
 }
-#: The queues of delays, ours and Celery's own: what leaves them has not died.
+#: The prefixes of the delay stores' queues, ours and Celery's own: a message that leaves them has not died.
 DELAYS = (f"{DELAY_PREFIX}_", "celery_delayed_")
-#: A time in `x-death` is the second in which it died: its end, so that nothing that came before seems to come later (ms).
+#: A time in `x-death` has whole seconds. These milliseconds are added, so that a death is not earlier than the events before it.
 SECOND = 999
 DEATHS, MESSAGE = "x-death", "message"
 
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """A letter of the broker's, read: how it comes into the books, what opens its life there before, and where it is to lie.
+    """A dead letter of the broker's: the move that imports it, the record that begins its life before, its target and reason.
 
-    `letter` is the message as it lies there.
+    `letter` is the stored message.
     """
 
     found: Found
@@ -74,7 +74,7 @@ class Death:
 
     @property
     def events(self) -> list[Event]:
-        """What is recorded of it, each event with its id."""
+        """The events of the import, each with its id."""
         moves = [move for move in (self.opening, self.move) if move is not None]
         return [replace(move.event, event_id=move.event_id) for move in moves if move.event is not None]
 
@@ -115,9 +115,9 @@ class AmqpDeathList:
                 yield death
 
     def bury(self, deaths: Sequence[Death]) -> list[Answer]:
-        """Publish and record all of them; then take away what has arrived.
+        """Publish and record all of them; then remove those that have arrived.
 
-        What an import that died had published already is recorded, and taken away.
+        If an earlier import died after it had published a message, the message is only recorded and removed.
         """
         again = [death.letter for death in deaths if death.found.taken]
         fates = self.copies.fates(self.name, again)
@@ -125,7 +125,7 @@ class AmqpDeathList:
         return [self._ended(death, moves) for death, moves in asked]
 
     def _submitted(self, death: Death, fate: Fate | None) -> list[Move]:
-        """What is asked for: the death; what an import that died may not have recorded; or nothing, where nobody knows."""
+        """Submit the death; or the events that an import that died may not have recorded; or nothing, if the fate is in doubt."""
         if fate is None:
             moves = [move for move in (death.opening, death.move) if move is not None]
         elif fate.is_in_doubt:
@@ -146,7 +146,7 @@ class AmqpDeathList:
 
 
 def read(message: Any) -> bytes:
-    """A letter as bytes: what it was before RabbitMQ ended it, and the deaths that RabbitMQ wrote, the newest first."""
+    """A dead letter as bytes: the message before RabbitMQ ended it, and the deaths that RabbitMQ wrote, the newest first."""
     headers = message.properties.get("application_headers") or {}
     written = headers.get("x-death")
     deaths = [_plain(each) for each in written if isinstance(each, dict)] if isinstance(written, list) else []
@@ -159,7 +159,7 @@ def read(message: Any) -> bytes:
 
 
 def _plain(written: Mapping[str, Any]) -> dict[str, Any]:
-    """One entry of `x-death`, with what is missing or of another type replaced: anybody may have written it."""
+    """One entry of `x-death`; values that are missing or of another type are replaced, because any client may have written it."""
     keys, time, count = written.get("routing-keys"), written.get("time"), written.get("count")
     first = keys[0] if isinstance(keys, list) and keys else ""
     expiration = written.get("original-expiration")
@@ -175,7 +175,7 @@ def _plain(written: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def death_of(runtime: Runtime, store: AmqpLetterStore, found: Found, name: str) -> Death:
-    """What is to become of a letter. Raises `RedriveError`, whose message is the reason why it stays."""
+    """How a dead letter is imported. Raises `RedriveError`, whose message is the reason why it stays."""
     letter = json.loads(found.raw)
     deaths, contents = letter[DEATHS], Contents.of(letter[MESSAGE].encode())
     if not deaths:
@@ -232,7 +232,7 @@ def death_of(runtime: Runtime, store: AmqpLetterStore, found: Found, name: str) 
 
 
 def _event_id(contents: Contents, death: Mapping[str, Any], at_ms: int, what: str) -> str:
-    """The id of an event of this death: the same whenever it is imported."""
+    """The id of an event of this death; the same at each import."""
     names = ("queue", "reason", "count", "at_ms")
     said = [contents.task_id, contents.envelope.generation, contents.nesting, *(death[name] for name in names)]
     digest = hashlib.sha1(json.dumps(said).encode(), usedforsecurity=False).hexdigest()
@@ -240,7 +240,7 @@ def _event_id(contents: Contents, death: Mapping[str, Any], at_ms: int, what: st
 
 
 def _with_expiration(message: dict[str, Any], expiration: str | None) -> dict[str, Any]:
-    """The message with the lifetime that RabbitMQ took off it, so that its death record has it."""
+    """The message with the expiration that RabbitMQ removed, so that its death record has it."""
     if expiration is None:
         return message
     return {**message, "properties": {**mapping(message["properties"]), "expiration": expiration}}

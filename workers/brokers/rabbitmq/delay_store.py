@@ -1,15 +1,15 @@
-"""The delay store on RabbitMQ, as an operator sees it: the levels of the native delayed delivery.
+"""The delay store on RabbitMQ, for operators: the levels of the native delayed delivery.
 
-A message waits in the level of each bit of its delay, one after the other, from the highest down, and each is a queue. They are
-looked at in that order, so that a message that moves on meanwhile is met at its old level or at its new one, perhaps at both. What
-is looked at is held for that moment: it comes out of its level that much later at the most, and never earlier.
+A message waits in the level of each bit of its delay, one after the other, from the highest down; each level is a queue. They are
+read in that order, so that a message that moves on meanwhile is seen at its old level or at its new one, perhaps at both. A look
+holds the messages for a moment: they leave their level at most that much later, and never earlier.
 
-A message that is cancelled, promoted or rescheduled is taken from its level by the same moves as a dead letter: published where it
-goes, recorded, and then acknowledged. Its due time is what its own header says; a level tells nobody when it lets go.
+A message that is cancelled, promoted or rescheduled is taken from its level by the same steps as a dead letter: it is published to
+its target, recorded, and then acknowledged. Its due time is read from its own header, because a level does not report it.
 
-Limits: due times are whole seconds, rounded up. What a level holds beyond `MAX_HELD` messages is not seen, and a search reads all
-levels: there is no index. A glance takes `GLANCED` messages at most, of the lowest levels, which are due first; one that moves down
-meanwhile may be missed.
+Limits: due times are whole seconds, rounded up. Messages of a level beyond `MAX_HELD` are not seen, and a search reads all levels,
+because there is no index. A glance takes at most `GLANCED` messages, from the lowest levels, which are due first; a message that
+moves down meanwhile may be missed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 #: Characters of a routing key before the address: a digit and a point for each bit.
 BEFORE_ADDRESS = 2 * BITS
-#: Messages that one glance takes: half a second on a machine that has nothing else to do.
+#: The most messages that one glance takes: half a second on an idle machine.
 GLANCED = 500
 
 
@@ -50,7 +50,7 @@ class AmqpDelayStore:
         self._transport, self._names = transport, transport.keys
 
     def glance(self, limit: int, parts: int, queue: str | None = None, within_ms: int | None = None) -> Glance:
-        """As `DelayStore.glance`, of one look at all that waits."""
+        """As `DelayStore.glance`, from one look at the delayed messages, `GLANCED` at most."""
         every, unseen = self._glimpsed()
         found, now_ms = _sorted(every, queue), self._transport.now_ms()
         until_ms = now_ms + within_ms if within_ms is not None else max(found[-1].due_ms if found else 0, now_ms + 1)
@@ -69,7 +69,7 @@ class AmqpDelayStore:
         return _sorted(self._each_once(), queue)[:limit]
 
     def pages(self, queue: str | None = None) -> Iterator[list[Delayed]]:
-        """As `DelayStore.pages`: all are taken in one look, and given back, before the first leaves."""
+        """As `DelayStore.pages`: one page, whose messages are taken in one look, and given back before the page is returned."""
         yield [each for each in self._each_once() if queue is None or each.queue == queue]
 
     def of_task(self, task_id: str) -> list[Delayed]:
@@ -80,10 +80,10 @@ class AmqpDelayStore:
         return sorted({each.contents.task_id for each in self.like(given)})[:most]
 
     def like(self, given: str) -> list[Delayed]:
-        """The waiting messages of every task whose id begins so."""
+        """The waiting messages of all tasks whose ids begin with `given`."""
         return [each for each in self._each_once() if each.contents.task_id.startswith(given)]
 
-    def cancel(self, list_name: str, ident: str, event: Event) -> Answer:  # noqa: ARG002 - the id tells where it waits
+    def cancel(self, list_name: str, ident: str, event: Event) -> Answer:  # noqa: ARG002 - the id has its level
         return self._carried(ident, event)
 
     def reschedule(self, list_name: str, ident: str, message: bytes, event: Event, *, due_ms: int | None) -> Answer:
@@ -94,7 +94,7 @@ class AmqpDelayStore:
         return self._carried(ident, event, waits.message, waits.target)
 
     def walk(self, connection: Connection) -> Iterator[Delayed]:
-        """Everything that waits, in no order, some of it perhaps twice."""
+        """All delayed messages, in no order, some perhaps twice."""
         for bit in self._levels(connection):
             yield from self._look(connection, bit, MAX_HELD)
 
@@ -113,7 +113,7 @@ class AmqpDelayStore:
                 yield Delayed(contents, queue, queue, _due_ms(contents), _ident(bit, found.raw))
 
     def _glimpsed(self) -> tuple[list[Delayed], int]:
-        """What waits, or as much of it as a glance takes, and how much it does not."""
+        """The delayed messages, as many as a glance takes, and how many it does not take."""
         with self._transport.connect() as connection:
             levels = self._levels(connection)
             total = sum(levels.values())
@@ -132,7 +132,7 @@ class AmqpDelayStore:
             return _once(self.walk(connection))
 
     def _carried(self, ident: str, event: Event, message: bytes | None = None, target: tuple[str, str] = ("", "")) -> Answer:
-        """Take one message from its level, for good, or to go to `target` instead; `ALREADY` where it waits there no more."""
+        """Remove one message from its level, for good or to `target`; `ALREADY` if it no longer waits."""
         bit, _, digest = ident.partition(":")
         with self._transport.connect() as connection:
             for level in reversed(range(int(bit) + 1)):
@@ -158,17 +158,17 @@ def _totals(every: Iterable[Delayed]) -> dict[str, int]:
 
 
 def _sorted(every: Iterable[Delayed], queue: str | None) -> list[Delayed]:
-    """Those of one queue, or all, the first to become due first."""
+    """The messages of one queue, or all, the first to become due first."""
     return sorted((each for each in every if queue is None or each.queue == queue), key=lambda each: each.due_ms)
 
 
 def end_of(names: AmqpNames, queue: str) -> tuple[str, str]:
-    """Where a message comes out for this queue when it is due: nothing else than what is bound there can be given it."""
+    """The exchange and key from which a due message goes to this queue, and to no other."""
     return names.delivery_exchange, "0." * BITS + address(queue)
 
 
 def _due_ms(contents: Contents) -> int:
-    """Until when it waits, by its header; now where that does not say."""
+    """Until when a message waits, by its header; 0 if the header does not tell."""
     try:
         eta = datetime.fromisoformat(str(contents.headers.get("eta")))
         return round((eta if eta.tzinfo is not None else eta.replace(tzinfo=UTC)).timestamp() * 1000)

@@ -1,12 +1,12 @@
-"""Gaps in the outcome log of RabbitMQ, which does not count what leaves a queue by other hands: beyond its cap, or by a purge.
+"""Gaps in the outcome log of RabbitMQ, which does not count the messages that leave a queue unexported: beyond its cap, or purged.
 
-Each publisher numbers its events, from 1 on. What goes beyond the cap goes from the head, the oldest first. So where the events of
-a publisher begin, in an export, behind the number that follows the last one that was exported, what lies between left the log. How
-far each publisher has been exported is noted beside the events, in `_publishers.jsonl`.
+Each publisher numbers its events, from 1 on. Beyond the cap, the oldest events are dropped first. So if a publisher's first event
+in an export does not have the number after its last exported event, the events between them left the log. How far each publisher
+has been exported is noted beside the events, in `_publishers.jsonl`.
 
-A hole among the numbers of one export is no gap: a publication that failed took its number with it. Nor is one before events that
-are some seconds old: another may have been on its way. Limits: a publisher whose events are all gone is not missed here; the books
-show such lives as without a beginning or an end.
+Missing numbers within one export are no gap: a publication that failed used a number. Missing numbers before events that are only
+seconds old are no gap either: an earlier event may still arrive. Limits: if all events of a publisher are gone, no gap is found;
+the books show such lives as without a beginning or an end.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from redelivery.middleware.messages.events import Event
 
-#: Events that are younger may have been overtaken by others (milliseconds).
+#: Before younger events, earlier ones may still arrive (milliseconds).
 YOUNG_MS = 5_000
 #: A publisher that has been silent for so long has ended (400 days, in milliseconds).
 SILENT_MS = 400 * 86_400_000
@@ -42,12 +42,12 @@ class Publishers:
 
     @classmethod
     def read(cls, destination: str) -> Publishers:
-        """What was noted beside the events."""
+        """Read the notes beside the events."""
         rows = read_lines(destination, f"{_NAME}.jsonl")
         return cls({str(row["publisher"]): (int(row["last"]), int(row["at_ms"])) for row in rows})
 
     def write(self, destination: str, now_ms: int) -> None:
-        """Note it there; after the events, so that a crash between the two reports too much rather than too little."""
+        """Write the notes there; after the events, so that a crash between the two reports too many gaps rather than too few."""
         rows = (
             {"publisher": name, "last": last, "at_ms": at_ms}
             for name, (last, at_ms) in sorted(self.known.items())
@@ -56,7 +56,7 @@ class Publishers:
         write_rows(rows, destination, _SCHEMA, name=_NAME, format="jsonl")
 
     def gaps(self, events: Iterable[Event], now_ms: int) -> list[Gap]:
-        """The gaps before these events, which count as exported from here on."""
+        """The gaps before these events; the events count as exported from here on."""
         numbered: defaultdict[str, dict[int, Event]] = defaultdict(dict)
         for event in events:
             publisher, number = _numbered(event.event_id)
@@ -76,6 +76,6 @@ class Publishers:
 
 
 def _numbered(event_id: str) -> tuple[str, int]:
-    """The publisher of an event and its number; 0 where the id has none."""
+    """The publisher of an event and its number; 0 if the id has none."""
     publisher, _, number = event_id.partition("-")[2].rpartition(".")
     return publisher, int(number) if number.isdecimal() else 0

@@ -1,11 +1,11 @@
-"""The inventory of a RabbitMQ broker: what waits in the delay store, and what is dead, by its task id.
+"""The inventory of a RabbitMQ broker: delayed messages and dead letters, by task id.
 
-It is read in the order in which messages flow: delay store first, dead-letter queues last. What was recorded meanwhile is heard
-beside the walk, and corrects it.
+It is read in the order in which messages flow: delay store first, dead-letter queues last. Events that are recorded meanwhile are
+received at the end, and correct the rows.
 
-A message that waits to be run is counted and not listed: RabbitMQ shows it to nobody who does not take it, and having been taken
-counts as a delivery of it. `look` says that this may be: then they are listed as well. What a worker holds is not seen at all.
-So an inventory for the books is best taken when the queues are empty: then nothing is unlisted, and every row is there.
+A message that waits to be run is counted and not listed: RabbitMQ shows a message only to a client that takes it, and taking it
+counts as a delivery. With `look`, this is accepted, and they are listed, too. Messages that a worker holds are not seen at all. So
+an inventory for the books is best taken when the queues are empty: then no message is unlisted.
 """
 
 from __future__ import annotations
@@ -57,6 +57,6 @@ class AmqpInventory:
 
 
 def unlisted(connection: Connection, queues: Iterable[str]) -> dict[str, int]:
-    """How many messages wait in each of these queues; those without one are left out."""
+    """How many messages wait in each of these queues, without the empty ones."""
     counts = {queue: depth_of(connection, queue) or 0 for queue in queues}
     return {queue: count for queue, count in counts.items() if count}

@@ -1,14 +1,15 @@
-"""Dead letters on RabbitMQ: looked at in their order, and sent back, removed or moved without a moment in which they are nowhere.
+"""Dead letters on RabbitMQ: they are read in their order, and redriven, removed or moved. The broker always has at least one copy.
 
-A letter that goes is published where it goes, and confirmed; then its event is recorded, and confirmed; then it is acknowledged,
-and so leaves its queue (the publisher's moves, `publisher`). A crash in between leaves a letter that has gone in its queue as
-well: the next command that would move it knows it by the journal of moves, and takes it away (`copies`). It is never nowhere.
+A dead letter is published to its target, and confirmed; then its event is recorded, and confirmed; then it is acknowledged, and so
+leaves its queue (the publisher's moves, `publisher`). After a crash in between, its queue still has it, although it was moved: the
+next command that would move it recognises this by the journal of moves, and removes it (`copies`).
 
-While a queue is looked at its letters are held, so that no other tool and no handler is given them; then they are given back in
-their order (`peek`, which says what that costs). Nothing is held when nothing is looked at: counts come from the queue itself.
+While a queue is looked at, its dead letters are held, so that no other tool and no handler gets them; then they are given back in
+their order (`peek` describes the costs). Counts come from the queue itself, and hold nothing.
 
-Refuses, letter by letter, what cannot be routed: an origin whose queue is gone. Limits: which dead-letter queues there may be is
-what the app's settings say, for RabbitMQ lists its queues to nobody but its management plugin; a look holds `MAX_HELD` letters.
+A dead letter that cannot be routed, because its origin queue is gone, is refused; the others go on. Limits: the dead-letter queues
+are those in the app's settings, because RabbitMQ lists its queues only through its management plugin; a look holds at most
+`MAX_HELD` dead letters.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from redelivery.middleware.brokers.rabbitmq.transport import AmqpTransport
     from redelivery.middleware.messages.events import Event
 
-#: Letters of one page.
+#: The most dead letters in one page.
 PAGE = 250
 #: Seconds that the broker may take to confirm a batch.
 TIMEOUT = 120.0
@@ -55,7 +56,7 @@ class AmqpLetterStore:
         self._seen: set[str] = set()
 
     def queues(self) -> dict[str, str]:
-        """As `LetterStore.queues`: RabbitMQ has no place to note which were used."""
+        """As `LetterStore.queues`: none, because RabbitMQ cannot store which queues were used."""
         return {}
 
     def has_queue(self, name: str) -> bool:
@@ -70,12 +71,12 @@ class AmqpLetterStore:
         return counts is not None and counts[1] > 0
 
     def depth(self, name: str) -> int:
-        """As `LetterStore.depth`. Needs no management plugin."""
+        """As `LetterStore.depth`, without the management plugin."""
         with self.transport.asking() as connection:
             return depth_of(connection, name) or 0
 
     def summaries(self, origins: Mapping[str, str]) -> list[DeadLetterQueue]:
-        """As `LetterStore.summaries`: counted, for a look would mark the letters."""
+        """As `LetterStore.summaries`: only counts, because a look would mark the dead letters."""
         if not origins:
             return []
         with self.transport.asking() as connection:
@@ -84,32 +85,32 @@ class AmqpLetterStore:
     def open(self, name: str) -> AmqpLetters:
         return AmqpLetters(self, name)
 
-    def page(self, name: str, before: int | None, count: int) -> LetterPage:  # noqa: ARG002 - nothing here has a place
-        """As `LetterStore.page`: refused, for a look takes the letters and gives them back."""
+    def page(self, name: str, before: int | None, count: int) -> LetterPage:  # noqa: ARG002 - messages have no positions here
+        """As `LetterStore.page`. Raises `BrokerError`, because a look takes the dead letters and gives them back."""
         msg = f"the dead letters of {name!r} cannot be paged on RabbitMQ: a look takes them, and marks them"
         raise BrokerError(msg)
 
     def found(self, name: str, task_ids: Collection[str]) -> Iterator[Letter]:
-        """As `LetterStore.found`; the queue is read from its oldest letter on."""
+        """As `LetterStore.found`; the queue is read from its oldest dead letter on."""
         with self.open(name) as letters:
             read = (Letter.of(raw) for page in letters.pages() for raw in page if may_be(raw, task_ids))
             chosen = [letter for letter in read if letter.task_id.startswith(tuple(task_ids))]
         yield from reversed(chosen)
 
     def looks_at(self, letters: AmqpLetters, *, is_open: bool) -> None:
-        """This list is looked at from now on, or no more."""
+        """Note that this list is looked at from now on, or no longer."""
         if is_open:
             self._open[letters.name] = letters
         else:
             self._open.pop(letters.name, None)
 
     def redrive_many(self, dead_letter_queue: str, moves: Sequence[tuple[bytes, str, bytes, Event]]) -> list[Answer | Exception]:
-        """Send letters to where they were first published to, each by itself; `MISSING` where nothing takes them there."""
+        """Move dead letters to the exchanges and keys that they were first published to; `MISSING` if one cannot be routed."""
         going = [_Going(letter, (event,), message, home_of(message, queue), queue) for letter, queue, message, event in moves]
         return self._carry(dead_letter_queue, going, self._there)
 
     def purge_many(self, dead_letter_queue: str, gone: Sequence[tuple[bytes, Event]]) -> list[Answer | Exception]:
-        """Remove letters for good: each is recorded, then acknowledged."""
+        """Remove dead letters for good: each is recorded, then acknowledged."""
         return self._carry(dead_letter_queue, [_Going(letter, (event,)) for letter, event in gone])
 
     def move_many(
@@ -118,13 +119,13 @@ class AmqpLetterStore:
         target: str,
         moves: Sequence[tuple[bytes, bytes, str, tuple[Event, Event]]],
     ) -> list[Answer | Exception]:
-        """Move letters to another dead-letter queue, which is made where it is not there."""
+        """Move dead letters to another dead-letter queue, which is declared if it is missing."""
         prepare = functools.partial(self.keep, target, "" if not moves else moves[0][2])
         going = [_Going(letter, events, moved, ("", target), target) for letter, moved, _, events in moves]
         return self._carry(dead_letter_queue, going, prepare)
 
     def _there(self, exchange: str, connection: Any, is_again: bool) -> bool:
-        """Whether there is this exchange: a publication to one that is missing would close the publisher's channel."""
+        """Whether this exchange exists: a publication to a missing exchange would close the publisher's channel."""
         if exchange and (is_again or exchange not in self._seen):
             if not has_exchange(connection, exchange):
                 return False
@@ -132,7 +133,7 @@ class AmqpLetterStore:
         return True
 
     def keep(self, name: str, origin: str, _: str, connection: Any, is_again: bool) -> bool:
-        """Have this dead-letter queue there, of the type of its origin; as `Move.prepare`."""
+        """Declare this dead-letter queue, with the type of its origin; as `Move.prepare`."""
         if is_again or name not in self._made:
             declare_letters(connection, name, queue_type_of(self.transport.app, origin))
             self._made.add(name)
@@ -144,9 +145,9 @@ class AmqpLetterStore:
         going: Sequence[_Going],
         prepare: Callable[[str, Any, bool], bool] = lambda *_: True,
     ) -> list[Answer | Exception]:
-        """Publish and record, all at once; then take from the queue what has arrived. An answer for each.
+        """Publish and record, all together; then remove from the queue those that have arrived. Returns an answer for each.
 
-        What was taken before may have gone already: then it is only taken away.
+        A dead letter that was taken before may have been moved already: then it is only removed.
         """
         letters, publisher, now_ms = self._open[name], self.transport.publisher, self.transport.now_ms()
         found = [letters.found(each.letter) for each in going]
@@ -179,7 +180,7 @@ class AmqpLetterStore:
 
 @dataclass(frozen=True, slots=True)
 class _Going:
-    """A letter that goes: its events, and the message that it becomes, where it goes, and the queue where it arrives, if any."""
+    """A dead letter to move or remove: its events and, if it moves, the message that it becomes, its target, and its new queue."""
 
     letter: bytes
     events: tuple[Event, ...]
@@ -188,7 +189,7 @@ class _Going:
     arrives_in: str = ""
 
     def move(self, queue: str, prepare: Callable[[Any, bool], bool], now_ms: int) -> Move:
-        """How it leaves this queue: what is published and recorded, and told to the journal."""
+        """The move out of this queue: what is published, recorded, and written into the journal."""
         made = None if self.message is None else message_of(self.message, target=self.target)
         event, *further = self.events
         return Move(
@@ -209,7 +210,7 @@ class _Going:
 
 
 class AmqpLetters:
-    """The letters of one queue while it is looked at; see `LetterList`."""
+    """The dead letters of one queue while it is looked at; see `LetterList`."""
 
     def __init__(self, store: AmqpLetterStore, name: str) -> None:
         self.name = name
@@ -222,7 +223,7 @@ class AmqpLetters:
 
     @property
     def most_taken(self) -> int:
-        """How often the most looked at letter had been taken before."""
+        """How often a dead letter of this look had been taken before: the largest number."""
         return 0 if self._look is None else self._look.most_taken
 
     def __enter__(self) -> Self:
@@ -242,7 +243,7 @@ class AmqpLetters:
         self._connection.release()
 
     def newest(self, limit: int) -> list[bytes]:
-        """As `LetterList.newest`; the queue is read from its oldest letter on."""
+        """As `LetterList.newest`; the queue is read from its oldest dead letter on."""
         if limit < 1 or not self.total:
             return []
         kept: deque[bytes] = deque(maxlen=limit)
@@ -251,12 +252,12 @@ class AmqpLetters:
         return list(kept)[::-1]
 
     def sample(self, limit: int) -> list[bytes]:
-        """The `limit` oldest letters, and no look beyond them."""
+        """The `limit` oldest dead letters; no others are taken."""
         pages = self.pages(most=limit) if self.total else iter(())
         return [raw for page in pages for raw in page]
 
     def pages(self, gone: Callable[[], int] = lambda: 0, *, most: int | None = None) -> Iterator[list[bytes]]:  # noqa: ARG002
-        """As `LetterList.pages`; what is taken away moves nothing here."""
+        """As `LetterList.pages`; removed dead letters do not change the positions of the others here."""
         assert self._look is not None  # noqa: S101 - it is open
         left = self.total if most is None else min(most, self.total)
         looking = iter(self._look)
@@ -276,18 +277,18 @@ class AmqpLetters:
             yield page
 
     def found(self, raw: bytes) -> Found | None:
-        """One letter of the page that was read last, each once."""
+        """A dead letter with these bytes from the last page, each once; None if there is no more."""
         same = self._page.get(raw)
         return same.pop() if same else None
 
     def take(self, found: Found) -> None:
-        """The letter has gone."""
+        """Remove the dead letter from the queue."""
         assert self._look is not None  # noqa: S101 - it is open
         self._look.take(found)
 
 
 def carry_out(transport: AmqpTransport, event: Event, message: bytes | None, target: tuple[str, str]) -> Answer:
-    """Publish and record one move, and wait for it. Raises `BrokerError` where the broker confirms nothing."""
+    """Publish and record one move, and wait for it. Raises `BrokerError` if the broker does not confirm it."""
     made = None if message is None else message_of(message, target=target)
     move = transport.publisher.submit(Move(event, ignore, made, target, may_wait=False))
     if not move.wait(TIMEOUT):

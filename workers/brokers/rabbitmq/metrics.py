@@ -1,7 +1,7 @@
-"""The metrics of RabbitMQ: what can be had by passive declares, and so without a management plugin, and without a look.
+"""The metrics of RabbitMQ: the numbers that passive declares give, without a management plugin, and without a look.
 
 These are: how many messages are ready in each queue, each dead-letter queue, the delay store and the outcome log, and how many
-consumers a queue has. What a worker holds, how old a letter is, and what is overdue is not to be seen so.
+consumers a queue has. They do not show the messages that a worker holds, the age of dead letters, or overdue messages.
 Cost: one question for each queue, and one for each of the delay store's 28 levels.
 """
 
@@ -32,7 +32,7 @@ class AmqpGauges:
         letter_queues: Mapping[str, str],
         living: Callable[[Mapping[bytes, bytes]], int],  # noqa: ARG002 - there are no leases
     ) -> Iterator[Gauge]:
-        """As `Gauges.sample`; a queue that is not there has no sample."""
+        """As `Gauges.sample`; a queue that does not exist has no sample."""
         transport = self._transport
         with transport.asking() as connection:
             for queue in queues:
@@ -44,7 +44,7 @@ class AmqpGauges:
                 depth = depth_of(connection, name)
                 if depth is not None:
                     yield Gauge.of("dead_letters", depth, dead_letter_queue=name, queue=origin)
-            if counts_of(connection, transport.keys.level(0)) is not None:  # they are made together
+            if counts_of(connection, transport.keys.level(0)) is not None:  # all levels are declared together
                 yield Gauge.of("delayed_messages", sum(depth_of(connection, transport.keys.level(bit)) or 0 for bit in range(BITS)))
             log = depth_of(connection, transport.keys.outcomes)
             if log is not None:

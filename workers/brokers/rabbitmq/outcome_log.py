@@ -1,15 +1,15 @@
 """The outcome log on RabbitMQ: exported, looked at, and followed.
 
-The log is a durable queue, bound to one of the broker's own topic exchanges by its name.
+The log is a durable queue, bound by its name to one of the broker's own topic exchanges.
 
 - An export takes events, writes them as `export` does, flushed to the disk, and acknowledges them only then. A crash in between
   exports some of them twice and loses none: an event keeps its id, and the books count each id once.
 - A follower of the log binds a queue of its own to the exchange: the log itself is not touched.
-- A look back holds the log's events for that long, and gives them back in their order; an export that runs meanwhile takes
-  the rest.
+- A look back holds the log's events meanwhile, and gives them back in their order; an export that runs at that time takes the
+  others.
 
-One export runs at a time: it holds an exclusive queue, which goes with its connection, and a second one is refused. What
-left the log before it was exported is seen by its publishers' numbers (`gaps`).
+One export runs at a time: it declares an exclusive queue, which ends with its connection, and a second export is refused. Events
+that left the log before they were exported are noticed by their publishers' numbers (`gaps`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from ...ports import Format
 
-#: Seconds after which somebody who follows looks up.
+#: Seconds between two heartbeat checks of a follower.
 BEAT = 1.0
 #: A connection's own queue is named by the broker.
 UNNAMED = ""
@@ -56,10 +56,10 @@ def export_outcomes(
     format: Format = "parquet",  # noqa: A002 - as on Redis
     batch: int = 50_000,
 ) -> ExportResult:
-    """Export what stands in the outcome log, about `batch` events at a time; what is recorded meanwhile waits for the next export.
+    """Export the events of the outcome log, about `batch` at a time; events that are recorded meanwhile wait for the next export.
 
-    Raises `InputError` where the destination cannot be written or `batch` is not positive, `BrokerError` where another export runs,
-    and whatever the broker does. What was not written stays in the log.
+    Raises `InputError` if the destination cannot be written or `batch` is not positive, `BrokerError` if another export runs, and
+    the broker's errors. Events that were not written stay in the log.
     """
     from ...export.export import write_events, write_gaps, write_refused  # noqa: PLC0415 - as above
     from .gaps import Publishers  # noqa: PLC0415 - pyarrow is optional
@@ -93,7 +93,7 @@ def export_outcomes(
 
 
 def _lock(connection: Connection) -> None:
-    """Hold the export while this connection lasts. Raises `BrokerError` where another does."""
+    """Lock out other exports while this connection is open. Raises `BrokerError` if another export runs."""
     try:
         connection.channel().queue_declare(EXPORTING, exclusive=True)
     except ResourceLocked as exc:
@@ -102,7 +102,7 @@ def _lock(connection: Connection) -> None:
 
 
 def newest(connection: Connection, names: AmqpNames, limit: int, *, most: int = MAX_HELD) -> tuple[list[Event], int]:
-    """The `limit` newest events, the oldest of them first, and how many messages of the log were not looked at (`most` were)."""
+    """The last `limit` events of at most `most` messages that are looked at, the oldest first, and how many messages were not."""
     kept: deque[Event] = deque(maxlen=max(limit, 1))
     depth = depth_of(connection, names.outcomes) or 0
     with Look(connection, names.outcomes, most=min(depth, most), read=body_of) as look:
@@ -119,7 +119,7 @@ class AmqpOutcomeLog:
         self._transport, self._names = transport, transport.keys
 
     def lead(self, token: str, lead_ms: int) -> bool:  # noqa: ARG002 - as `OutcomeLog`
-        """As `OutcomeLog.lead`: everybody may, for an export locks out the others while it lasts."""
+        """As `OutcomeLog.lead`: always True, because an export locks out the others while it runs."""
         return True
 
     def export(self, destination: str, *, format: Format = "parquet", batch: int = 50_000) -> ExportResult:  # noqa: A002 - as `OutcomeLog`
@@ -128,7 +128,7 @@ class AmqpOutcomeLog:
 
     @contextmanager
     def tail(self, limit: int, *, is_followed: bool) -> Iterator[Tail]:
-        """As `OutcomeLog.tail`; what is recorded meanwhile is heard beside the log."""
+        """As `OutcomeLog.tail`; events that are recorded meanwhile come through a queue of its own."""
         with self._transport.connect() as connection:
             listening = Listening(connection, self._names) if is_followed else None
             events, left = newest(connection, self._names, limit)
@@ -137,25 +137,25 @@ class AmqpOutcomeLog:
     @contextmanager
     def hear(
         self,
-        dead_letter_queue: str,  # noqa: ARG002 - all queues are heard
+        dead_letter_queue: str,  # noqa: ARG002 - the events of all queues come
         *,
         since_ms: int | None = None,  # noqa: ARG002 - the log cannot be read back
     ) -> Iterator[Callable[[float], Iterable[Event]]]:
-        """As `OutcomeLog.hear`, by a queue of its own behind the log's exchange; no letter is looked at."""
+        """As `OutcomeLog.hear`, by a queue of its own that is bound to the log's exchange; no dead letter is looked at."""
         with self._transport.connect() as connection:
             listening = Listening(connection, self._names)
 
             def heard(seconds: float) -> list[Event]:
                 events = list(listening.heard())
                 if not events and seconds > 0:
-                    time.sleep(seconds)  # nobody consumes this queue: it is asked
+                    time.sleep(seconds)  # the queue has no consumer: it is polled
                 return events
 
             yield heard
 
 
 class Listening:
-    """A queue of one's own behind the log's exchange: what is recorded from now on, and the log is not touched."""
+    """A queue that is bound to the log's exchange: it gets the events that are recorded from now on; the log is not touched."""
 
     def __init__(self, connection: Connection, names: AmqpNames) -> None:
         self._channel: Any = connection.channel()
@@ -164,12 +164,12 @@ class Listening:
         self._channel.queue_bind(self._queue, names.outcomes_exchange, names.outcomes)
 
     def heard(self) -> Iterator[Event]:
-        """What was recorded since it was last asked."""
+        """The events that were recorded since the last call."""
         while (message := self._channel.basic_get(self._queue, no_ack=True)) is not None:
             yield from (each for each in _read(body_of(message)) if not isinstance(each, Refused))
 
     def follow(self) -> Iterator[Event]:
-        """What is recorded, as it is recorded, for ever."""
+        """The events as they are recorded, without end."""
         arrived: deque[Any] = deque()
         self._channel.basic_consume(self._queue, no_ack=True, callback=arrived.append)
         while True:
@@ -188,7 +188,7 @@ def body_of(message: Any) -> bytes:
 
 
 def _read(body: bytes) -> list[Event | Refused]:
-    """The events of a message of the log, or why it is none of ours."""
+    """The events of a message of the log; if redelivery did not write it, a `Refused` with the reason."""
     try:
         return list(events_of(body))
     except EnvelopeError as exc:

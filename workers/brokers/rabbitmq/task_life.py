@@ -1,6 +1,6 @@
-"""A task's life on RabbitMQ: its events in the log, and where it waits or lies dead.
+"""A task's life on RabbitMQ: its events in the log, its delayed messages, and its dead letters.
 
-As on Redis, but for what waits to be run and what workers hold: that is counted, and named as not looked at.
+As on Redis, except for messages that wait to be run, which are counted and reported as not read, and messages that workers hold.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class AmqpTasks:
-    """See `TaskSource`; of the log, the oldest messages are looked at."""
+    """See `TaskSource`; it reads the oldest messages of the log."""
 
     def __init__(self, transport: AmqpTransport) -> None:
         self._transport = transport

@@ -1,4 +1,4 @@
-"""Watching the queues of a RabbitMQ broker: one connection in a fleet, that has an exclusive queue, and passive declares."""
+"""Watching the queues of a RabbitMQ broker: one worker in a fleet, which holds an exclusive queue, asks by passive declares."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WATCHING = "redelivery.watching"
 
 
 class Watching:
-    """One worker's watch, for as long as its connection is open."""
+    """One worker's watch, while its connection is open."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = cast("AmqpTransport", transport)
@@ -31,7 +31,7 @@ class Watching:
         return self._connection is not None and bool(self._connection.connected)
 
     def begin(self) -> bool:
-        """Open the connection; False where another worker watches. Raises what the broker does."""
+        """Open the connection; False if another worker watches. Raises the broker's errors."""
         self._connection = self._transport.connect()
         try:
             self._connection.default_channel.queue_declare(WATCHING, exclusive=True)
@@ -41,7 +41,7 @@ class Watching:
         return True
 
     def counts(self, name: str) -> tuple[int, int] | None:
-        """How many messages and how many consumers a queue has; None where there is none. Raises `ConnectionError`."""
+        """How many messages and how many consumers a queue has; None if it does not exist. Raises `ConnectionError`."""
         assert self._connection is not None  # noqa: S101 - `begin` has opened it
         try:
             return counts_of(self._connection, name)

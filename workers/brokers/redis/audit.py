@@ -1,6 +1,6 @@
-"""The audit on Redis: a stream, of which the newest records are kept, exported or not.
+"""The audit on Redis: a stream that keeps the newest records, whether they are exported or not.
 
-The scripts that change an operation's state write its records themselves.
+The scripts that change an operation's state write the records of that themselves.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from ...ports import Gap, Record, Recorded
 if TYPE_CHECKING:
     from redelivery.middleware.brokers.redis.transport import RedisTransport
 
-#: Records that are kept.
+#: The most records that are kept.
 MAX_RECORDS = 10_000
-#: Records of one answer: the broker serves nobody else while it writes them.
+#: The most records in one answer: the broker serves no other client while it writes them.
 PAGE = 1_000
 
 _RECORD, _READ = Script("record"), Script("read_audit")
 
 
 class Read(NamedTuple):
-    """What stands behind a record, and what the server knew with the last of it: a gap is seen by arithmetic, as in the log.
+    """The records after a given one, and the stream's counts when the last of them was read: they show gaps, as in the log.
 
-    `added` is how many records were ever added, and `gone` how many of them are there no more. `has_last` says whether the record
-    that these are behind is.
+    `added` is how many records were ever added, and `gone` how many of them are no longer there. `has_last` tells whether the given
+    record is still there.
     """
 
     records: list[Record]
@@ -65,7 +65,7 @@ class RedisAudit:
         return Recorded(read.records, read.added, gap)
 
     def _behind(self, record_id: str) -> Read:
-        """All behind this record, in pages; records that come meanwhile, too."""
+        """All records after this one, read in pages, also those that are added meanwhile."""
         records: list[Record] = []
         last, has_last = record_id, False
         while True:

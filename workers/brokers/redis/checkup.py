@@ -1,7 +1,7 @@
-"""What `redelivery doctor` asks of Redis: its memory, what it writes to its disk, its replicas, leases, and noted clocks.
+"""What `redelivery doctor` asks Redis: its memory, whether it writes to disk, its replicas, leases, and noted clocks.
 
-Some commands, whatever the server holds. `CONFIG GET` alone tells whether there are snapshots; a user without that right makes it
-not known, and nothing else.
+It sends a fixed number of commands, whatever the server holds. Only `CONFIG GET` tells whether there are snapshots; if the user may
+not call it, only this is not known.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class RedisCheckup:
         self._transport, self._client, self._keys = transport, transport.client, transport.keys
 
     def condition(self, queues: Sequence[str], letters: Collection[str], management_url: str | None) -> Condition:  # noqa: ARG002 - the port's
-        """As `Checkup.condition`; nothing on Redis but eviction ends messages by itself."""
+        """As `Checkup.condition`; on Redis, only eviction ends messages."""
         memory: Any = self._client.info("memory")
         persistence: Any = self._client.info("persistence")
         replication: Any = self._client.info("replication")
@@ -54,7 +54,7 @@ class RedisCheckup:
         )
 
     def _saves(self) -> str | None:
-        """When the server writes snapshots; None where its user may not ask."""
+        """When the server writes snapshots; None if this user may not ask."""
         try:
             return str(self._client.config_get("save").get("save", ""))
         except ResponseError:
@@ -75,7 +75,7 @@ class RedisCheckup:
         return {text_of(token): text_of(counter) for token, counter in counters.items()}
 
     def consumers(self, queues: Collection[str]) -> None:  # noqa: ARG002 - the port's
-        """As `Checkup.consumers`: Redis has lists, and does not know who reads them."""
+        """As `Checkup.consumers`: Redis has only lists, and does not know which workers read them."""
         return
 
     def wrong_clocks(self) -> dict[str, int]:
@@ -97,7 +97,7 @@ def _failing(persistence: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _ahead(note: bytes) -> int:
-    """By how much a clock was ahead; 0 for a note that is none of ours."""
+    """By how much a clock was ahead; 0 if redelivery did not write the note."""
     try:
         return int(json.loads(note)["ahead_ms"])
     except (ValueError, LookupError, TypeError):

@@ -1,4 +1,4 @@
-"""The delay store on Redis, as an operator sees it: for each list a sorted set of due times and a hash of messages."""
+"""The delay store on Redis, for operators: for each list, a sorted set of due times and a hash of messages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 #: Messages that are read in one round trip.
 PAGE = 250
-#: Messages of one task that are looked up: a task has one, or as many as it was published with the same id.
+#: The most delayed messages of one task: it has one, or more if it was published several times with the same id.
 MAX_OF_TASK = 1000
 
 
@@ -32,7 +32,7 @@ class RedisDelayStore:
         self._transport, self._client, self._keys = transport, transport.client, transport.keys
 
     def glance(self, limit: int, parts: int, queue: str | None = None, within_ms: int | None = None) -> Glance:
-        """As `DelayStore.glance`: a count for each part of each list, and the messages that are due first."""
+        """As `DelayStore.glance`: it counts each part of each list, and reads the messages that are due first."""
         names, now_ms = self._lists_of(queue), self._transport.now_ms()
         keys = [self._keys.due(name) for name in names]
         until_ms = now_ms + within_ms if within_ms is not None else max(self._last_due(keys), now_ms + 1)
@@ -66,7 +66,7 @@ class RedisDelayStore:
         return {queue: count for queue, count in sorted(counts.items()) if count}
 
     def soonest(self, limit: int, queue: str | None = None) -> list[Delayed]:
-        """As `DelayStore.soonest`; costs `limit` ids of each list, and the messages."""
+        """As `DelayStore.soonest`; it reads `limit` ids of each list, and the chosen messages."""
         return self._soonest(self._lists_of(queue), limit)
 
     def _soonest(self, names: Sequence[str], limit: int) -> list[Delayed]:
@@ -81,7 +81,7 @@ class RedisDelayStore:
         return sorted((each for name, some in chosen.items() for each in self._read(name, some)), key=lambda each: each.due_ms)
 
     def pages(self, queue: str | None = None) -> Iterator[list[Delayed]]:
-        """As `DelayStore.pages`: by the time at which they are due, so that nothing is passed over where others leave."""
+        """As `DelayStore.pages`: it reads on by due times, so that it misses no message if others leave meanwhile."""
         for name in self._lists_of(queue):
             after, seen = "-inf", set[bytes]()
             while True:
@@ -95,7 +95,7 @@ class RedisDelayStore:
                 after = repr(last)
 
     def of_task(self, task_id: str) -> list[Delayed]:
-        """As `DelayStore.of_task`, by the index where there is one."""
+        """As `DelayStore.of_task`, by the index of tasks."""
         begin = (task_id + SEPARATOR).encode("utf-8", "replace")
         members: Any = self._client.zrangebylex(self._keys.delayed_tasks, b"[" + begin, b"(" + begin + b"\xff", 0, MAX_OF_TASK)
         found = []
@@ -108,7 +108,7 @@ class RedisDelayStore:
         return found
 
     def ids_like(self, given: str, most: int) -> list[str]:
-        """As `DelayStore.ids_like`, one look into the index for each: it is sorted by task id."""
+        """As `DelayStore.ids_like`, by one command for each id: the index is sorted by task id."""
         begin, found = given.encode("utf-8", "replace"), list[str]()
         behind = b"[" + begin
         while len(found) < most:
@@ -124,25 +124,25 @@ class RedisDelayStore:
         return self._transport.stores.cancel(list_name, ident, event)
 
     def reschedule(self, list_name: str, ident: str, message: bytes, event: Event, *, due_ms: int | None) -> Answer:
-        """As `DelayStore.reschedule`; what is due now is moved by a dispatcher."""
+        """As `DelayStore.reschedule`; if the message is due now, a dispatcher moves it."""
         return self._transport.stores.reschedule(list_name, ident, message, event, due_ms=due_ms)
 
     def lists(self) -> list[str]:
-        """The lists for which anything waits."""
+        """The lists that have delayed messages."""
         names: Any = self._client.zrange(self._keys.destinations, 0, -1)
         return [name.decode() for name in names]
 
     def _lists_of(self, queue: str | None) -> list[str]:
-        """Those of one queue, a list for each of its priorities, or all."""
+        """The lists of one queue, one for each of its priorities, or all lists."""
         return [each for each in self.lists() if queue is None or self._keys.queue_of(each) == queue]
 
     def page_of(self, list_name: str, start: int, count: int) -> tuple[int, list[Delayed]]:
-        """`count` messages that wait for a list from the `start`-th on, the first to become due first; how many ids there were."""
+        """How many ids there are from the `start`-th on, `count` at most, and their messages, the first to become due first."""
         due: Any = self._client.zrange(self._keys.due(list_name), start, start + count - 1, withscores=True)
         return len(due), self._read(list_name, due)
 
     def _read(self, name: str, due: list[tuple[bytes, float]]) -> list[Delayed]:
-        """The messages of these ids; one that has left meanwhile is left out."""
+        """The messages of these ids, without those that have left meanwhile."""
         if not due:
             return []
         raws: Any = self._client.hmget(self._keys.waiting(name), [ident for ident, _ in due])
@@ -155,7 +155,7 @@ class RedisDelayStore:
 
 
 class ClaimedDelayStore(RedisDelayStore):
-    """The same for an operation: what is cancelled is counted for it, and refused with `Halted` once it may not go on."""
+    """The same for an operation: it counts the cancelled messages, and raises `Halted` when the operation may not go on."""
 
     def __init__(self, transport: RedisTransport, claim: Claim) -> None:
         super().__init__(transport)

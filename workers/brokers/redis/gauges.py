@@ -1,6 +1,7 @@
-"""The metrics of Redis: some commands for each queue, in three round trips, whatever the queues hold.
+"""The metrics of Redis: a few commands for each queue, in three round trips, whatever the queues hold.
 
-No message is looked at but the oldest letter of each dead-letter queue. The numbers are read one after the other.
+The only message that is read is the oldest dead letter of each dead-letter queue. The numbers are not of one instant: they are read
+one after the other.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ class RedisGauges:
 
 
 def _delayed(lists: Iterable[tuple[str, int, float]], now_ms: int) -> Iterator[Gauge]:
-    """The delay store: for each list its queue, how many wait, and when the first is due; a priority has a list of its own."""
+    """The gauges of the delay store. `lists` has for each list its queue, how many messages wait, and when the first is due."""
     waiting: dict[str, int] = {}
     overdue: dict[str, float] = {}
     for queue, count, due_ms in lists:
@@ -98,5 +99,5 @@ def _delayed(lists: Iterable[tuple[str, int, float]], now_ms: int) -> Iterator[G
 
 
 def _seconds(ms: float) -> float:
-    """Of a time that has passed; a clock that was put back makes none negative."""
+    """Milliseconds as seconds; 0 if they are negative, because a clock was put back."""
     return max(ms, 0) / 1000

@@ -1,15 +1,15 @@
-"""The inventory of Redis: every message that the broker holds, where it is, and who holds it.
+"""The inventory of Redis: every message that the broker holds, its place, and the worker that holds it.
 
-A message that moves while the broker is walked must not be missed. Messages flow delay store → queue → unacked → dead-letter queue;
-reading in that order meets a message that moves on at its old place or at its new one, perhaps at both, and the later sight
-counts. The ways back are these:
+A message that moves while the inventory is read must not be missed. Messages flow delay store → queue → unacked → dead-letter
+queue. The inventory is read in that order: so a message that moves on is seen at its old place or at its new one, perhaps at both,
+and the later sight counts. Messages also move back:
 
-- into the delay store, and out of a dead-letter queue: the outcome log tells of each. So the events that were recorded since the
-  walk began are read last. They correct the rows, add what was never met, and take away what has ended.
-- from unacked to its queue, without an event: a worker gives back what it has not run. So these two are read twice.
+- into the delay store, and out of a dead-letter queue: the outcome log has an event of each such move. So the events that were
+  recorded since the walk began are read last. They correct rows, add messages that were not seen, and remove those that have ended.
+- from unacked to the queue, without an event: a worker gives back messages that it has not run. So these two are read twice.
 
-Limits: a message that is given back and received twice, each time just ahead of the walk, is missed. So is one that moved against
-the order when no event told of it: moved by a plain Celery worker, or beside a log that was cut meanwhile. Memory: 0.5 kB for each.
+Limits: a message that is given back and received twice, each time just before the walk reads its place, is missed. So is a message
+that moved back without an event: moved by a plain Celery worker, or if the log was cut meanwhile. Memory: 0.5 kB for each message.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ class RedisInventory:
             walk.queues()
             walk.unacked()
         walk.dead_letter_queues()
-        walk.unacked()  # once more: a dead-letter handler may have taken a letter from ahead of the walk
+        walk.unacked()  # once more: a dead-letter handler may have taken a dead letter before the walk read it
         for event in self._events_since(began_ms):
             inventory.hear(event)
         return {}
 
     def _events_since(self, began_ms: int) -> Iterable[Event]:
-        """What was recorded from then to now, the oldest first."""
+        """The events that were recorded from then to now, the oldest first."""
         client, stream = self._transport.client, self._transport.keys.outcomes
         until_ms, start = self._transport.now_ms(), f"{began_ms}-0"
         while True:
@@ -89,7 +89,7 @@ class _Walk:
         return [name.decode() for name in names]
 
     def delay_store(self) -> None:
-        """What waits for its time."""
+        """Read the delayed messages."""
         for list_name in self._destinations():
             queue = self._keys.queue_of(list_name)
             for now, page in hash_pages(self._client, self._keys.waiting(list_name)):
@@ -100,7 +100,7 @@ class _Walk:
                     self._inventory.see(Contents.of(raw), queue, DELAYED, now, due_ms=due_ms)
 
     def queues(self) -> None:
-        """What waits to be received: the app's queues whole, and of other lists those that hold tasks."""
+        """Read the messages that wait to be received: all in the app's queues, and the tasks in other lists."""
         known = {self._keys.list(name): queue for queue in self._queues for name in self._keys.list_names(queue)}
         letters = {self._keys.list(name) for name in self._letter_queues}
         for key, queue in known.items():
@@ -116,7 +116,7 @@ class _Walk:
                     self._inventory.see(contents, queue, QUEUE, now)
 
     def _other_lists(self, known: set[str]) -> Iterator[str]:
-        """Lists below the prefix whose newest element is a task: queues that this app does not name."""
+        """The lists under the prefix whose newest element is a task: queues that this app does not name."""
         pattern = "".join(f"\\{char}" if char in "*?[]^\\" else char for char in self._keys.prefix) + "*"
         for found in self._client.scan_iter(match=pattern, count=1000, _type="list"):
             key = found.decode(errors="replace")
@@ -126,13 +126,13 @@ class _Walk:
                     yield key
 
     def unacked(self) -> None:
-        """What workers hold."""
+        """Read the messages that workers hold."""
         for now, page in held_pages(self._transport):
             for held in page:
                 self._inventory.see(Contents.of(held.raw), held.queue, UNACKED, now, owner=held.owner)
 
     def dead_letter_queues(self) -> None:
-        """What died."""
+        """Read the dead letters."""
         for name in self._letter_queues:
             for now, page in list_pages(self._client, self._keys.list(name)):
                 for raw in page:

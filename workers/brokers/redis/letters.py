@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 
     from ...ports import Claim
 
-#: Letters whose reasons stand for all of a queue's, and queues that are asked for in one round trip.
+#: How many dead letters the reasons of a queue are counted from, and how many queues are read in one round trip.
 SAMPLE, QUEUES = 200, 20
-#: Letters that are read in one round trip.
+#: Dead letters that are read in one round trip.
 PAGE = 1000
-#: Pages get smaller where letters are huge.
+#: Pages get smaller if their dead letters have more bytes than this.
 MAX_BYTES = 8 * 1024 * 1024
 
 
 class RedisLetterStore:
-    """See `LetterStore`. Letters that are moved go in one round trip; each is one script, whole or not at all."""
+    """See `LetterStore`. Dead letters are moved in one round trip; each move is one script, done completely or not at all."""
 
     def __init__(self, transport: RedisTransport) -> None:
         self._transport, self._client, self._keys = transport, transport.client, transport.keys
@@ -42,11 +42,11 @@ class RedisLetterStore:
         return {name.decode(errors="replace"): origin.decode(errors="replace") for name, origin in used.items()}
 
     def has_queue(self, name: str) -> bool:
-        """As `LetterStore.has_queue`: an empty queue has no list, but what kombu has declared has a binding."""
+        """As `LetterStore.has_queue`: an empty queue has no list, but a queue that kombu has declared has a binding."""
         return bool(self._client.exists(self._keys.list(name), self._keys.bindings(name)))
 
     def is_consumed(self, name: str) -> bool:
-        """As `LetterStore.is_consumed`: workers of ours wait for it, or did so in the last thirty days."""
+        """As `LetterStore.is_consumed`: workers with redelivery wait for it, or did so in the last thirty days."""
         return bool(self._client.exists(self._keys.watch(name), self._keys.idle(name)))
 
     def depth(self, name: str) -> int:
@@ -70,7 +70,7 @@ class RedisLetterStore:
         return RedisLetters(self._client, self._keys.list(name))
 
     def page(self, name: str, before: int | None, count: int) -> LetterPage:
-        """As `LetterStore.page`: places count from the list's tail, so that what dies meanwhile moves none."""
+        """As `LetterStore.page`: places count from the list's tail, so that new dead letters do not change them."""
         key = self._keys.list(name)
         with self._client.pipeline(transaction=True) as pipe:
             pipe.llen(key)
@@ -109,12 +109,12 @@ class RedisLetterStore:
         return halted(self._transport.stores.move_many(dead_letter_queue, target, moves, under=self._under()))
 
     def _under(self) -> Under | None:
-        """The operation that letters move for, if any."""
+        """The operation for which dead letters are moved, if any."""
         return None
 
 
 class ClaimedLetterStore(RedisLetterStore):
-    """The same for an operation: what moves is counted for it, and refused with `Halted` once it may not go on."""
+    """The same for an operation: it counts the moved dead letters; the answer is `Halted` when the operation may not go on."""
 
     def __init__(self, transport: RedisTransport, claim: Claim) -> None:
         super().__init__(transport)
@@ -126,7 +126,7 @@ class ClaimedLetterStore(RedisLetterStore):
 
 
 def _summary(name: str, origin: str, count: Any, sample: Any, oldest: Any) -> DeadLetterQueue:
-    """A queue of so many letters, of its newest ones and of the oldest."""
+    """The summary of a queue, from its count, its newest dead letters, and the oldest."""
     if not sample or oldest is None:
         return DeadLetterQueue(name, origin, int(count))
     letters = [Letter.of(raw) for raw in sample]
@@ -143,12 +143,12 @@ def _summary(name: str, origin: str, count: Any, sample: Any, oldest: Any) -> De
 
 
 def halted(answers: Sequence[Answer | Exception]) -> list[Answer | Exception]:
-    """The answers; a letter that its operation may not move any more has `Halted` for one."""
+    """The answers, with `Halted` for each dead letter that its operation may no longer move."""
     return [Halted() if answer is Answer.REFUSED else answer for answer in answers]
 
 
 class RedisLetters:
-    """A list of Redis: read a piece at a time."""
+    """The dead letters of one queue, a Redis list that is read in pages; see `LetterList`."""
 
     def __init__(self, client: Redis, key: str) -> None:
         self._client, self._key = client, key
@@ -159,15 +159,15 @@ class RedisLetters:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Nothing is held."""
+        """Do nothing: reading holds no messages."""
 
     def newest(self, limit: int) -> list[bytes]:
-        """As `LetterList.newest`, whatever the queue's size."""
+        """As `LetterList.newest`; the cost does not depend on the queue's size."""
         raws: Any = self._client.lrange(self._key, 0, limit - 1) if limit > 0 else []
         return list(raws)
 
     def pages(self, gone: Callable[[], int] = lambda: 0) -> Iterator[list[bytes]]:
-        """As `LetterList.pages`. What leaves the queue by other hands moves the rest: some may then be passed over."""
+        """As `LetterList.pages`. If other clients remove dead letters meanwhile, some of the others may be missed."""
         seen, size = 0, PAGE
         while seen < self.total:
             count, staying = min(size, self.total - seen), seen - gone()

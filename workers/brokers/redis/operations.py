@@ -1,7 +1,7 @@
 """The operations on Redis: a hash for each, and a set of those that have not ended.
 
-Every change is one script, which looks at the operation's state and token first. The scripts that move a message for an operation
-look at both, too, and count the message in the same step: what was aborted moves nothing any more, and no count is ever wrong.
+Every change is one script, which checks the operation's state and token first. The scripts that move a message for an operation
+check both, too, and count the message in the same step: an aborted operation moves nothing more, and the counts are always exact.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
     from ...ports import Claim
 
-#: Operations that are kept.
+#: The most operations that are kept.
 MAX_OPERATIONS = 1_000
-#: Lives that go in one script.
+#: The most lives in one call of a script.
 PAGE = 5_000
-#: Fields of an operation that count the messages which went somewhere.
+#: The prefix of an operation's fields that count the messages for each target.
 TO = "to:"
 
 _BEGIN, _TURN, _REPORT = Script("operation_begin"), Script("operation_turn"), Script("operation_report")
@@ -60,7 +60,7 @@ class RedisOperationStore:
         return found
 
     def _forget(self) -> None:
-        """Remove the oldest operations, of those that have ended."""
+        """Remove the oldest operations beyond `MAX_OPERATIONS`, if they have ended."""
         old: Any = self._client.zrange(self._keys.operations, 0, -(MAX_OPERATIONS + 1))
         if not old:
             return
@@ -91,12 +91,12 @@ class RedisOperationStore:
         read = self._read([each.decode("utf-8", "replace") for each in found])
         kept = {each.operation_id for each in read}
         gone = [each for each in found if each.decode("utf-8", "replace") not in kept]
-        if gone:  # what is no operation never ends
+        if gone:  # an id without an operation would never end
             self._client.srem(self._keys.open_operations, *gone)
         return sorted(read, key=lambda each: (each.created_ms, each.operation_id))
 
     def _read(self, ids: Collection[str]) -> list[StoredOperation]:
-        """These operations; what is no operation, or no longer there, is left out."""
+        """These operations, without ids that are no operations, or whose operations are gone."""
         with self._client.pipeline(transaction=False) as pipe:
             for each in ids:
                 pipe.hgetall(self._keys.operation(each))

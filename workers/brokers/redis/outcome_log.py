@@ -1,8 +1,8 @@
-"""The outcome log on Redis, a stream: kept below its cap, read as it grows, and exported, with a lease for the one that exports.
+"""The outcome log on Redis, a stream: kept below its cap, read as it grows, and exported, with a lease for the exporting process.
 
-An export empties it (`redelivery.workers.export.export`); where nobody exports, it must not fill the broker: beyond the cap the
-oldest events go, and what went is noted, so that the next export reports the gap and the books show it. A worker calls `bound`
-every few seconds. In between the log may pass the cap by what is recorded in that time.
+An export empties it (`redelivery.workers.export.export`). Without exports, it must not fill the broker: beyond the cap the oldest
+events are removed, and their number is noted, so that the next export reports the gap and the books show it. A worker calls `bound`
+every few seconds. In between, the log may exceed the cap by the events of that time.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 
     from ...ports import ExportResult, Format
 
-#: What is left of the cap where it was passed: the next time is some way off then, and a gap is one gap and not many.
+#: A log that exceeds its cap is cut to this part of it, so that the next cut is later: one large gap instead of many small ones.
 LEAVE = 0.9
-#: From this part of the cap on, somebody should hear of it.
+#: From this part of the cap on, the log counts as filling.
 FILLING = 0.8
-#: From this part of the cap on, every block is measured. Below, a sample is near enough: a block is 4 KiB, whatever is in it.
+#: From this part of the cap on, every block is measured. Below, a sample is exact enough: a block has 4 KiB, whatever is in it.
 EXACT = 0.3
-#: Entries of one answer, and how long a follower waits for it: less than the client's socket time-out.
+#: The most entries of one answer, and how long a follower waits for it: less than the client's socket timeout.
 PAGE, BLOCK_MS = 500, 1000
 
 _BOUND = Script("bound")
@@ -44,7 +44,7 @@ _BOUND = Script("bound")
 
 @dataclass(frozen=True, slots=True)
 class Bounded:
-    """What `bound` found and did. `bytes` is what the log takes now; `removed` how many events went, unexported."""
+    """What `bound` found and did. `bytes` is the log's size now; `removed` is how many unexported events it has removed."""
 
     bytes: int
     cap: int
@@ -52,14 +52,14 @@ class Bounded:
 
     @property
     def filling(self) -> bool:
-        """Whether the log is four fifths full: it is time to export, or to raise the cap."""
+        """Whether the log is four fifths full, or was cut: it is time to export, or to raise the cap."""
         return self.removed > 0 or self.bytes >= FILLING * self.cap
 
 
 def bound(client: Redis, keys: Keys, max_bytes: int) -> Bounded:
     """Keep the outcome log below `max_bytes`, in one script.
 
-    Costs about 0.1 ms far from the cap, and near a cap of 256 MiB some milliseconds. Any number of workers may call it. Raises
+    It costs about 0.1 ms far from the cap, and a few milliseconds near a cap of 256 MiB. Any number of workers may call it. Raises
     whatever redis-py raises.
     """
     _, after, removed = _BOUND(client, [keys.outcomes, keys.trimmed], [max_bytes, int(max_bytes * LEAVE), int(max_bytes * EXACT)])
@@ -69,7 +69,7 @@ def bound(client: Redis, keys: Keys, max_bytes: int) -> Bounded:
 def follow(client: Redis, stream: str, from_id: str, block_ms: int = BLOCK_MS) -> Iterator[Event]:
     """Events after `from_id` as they are recorded, without end.
 
-    What is trimmed before it was read is left out; what is not ours is logged and left out.
+    Entries that were trimmed before they were read are left out; entries that redelivery did not write are logged and left out.
     """
     while True:
         read, from_id = read_on(client, stream, from_id, block_ms=block_ms)
@@ -81,36 +81,36 @@ def follow(client: Redis, stream: str, from_id: str, block_ms: int = BLOCK_MS) -
 
 
 def read_on(client: Redis, stream: str, from_id: str, *, block_ms: int | None = None) -> tuple[list[Event | Refused], str]:
-    """The next entries behind `from_id`, at most `PAGE`, and the id to read on from; with `block_ms` it waits for the first."""
+    """The next entries after `from_id`, at most `PAGE`, and the id to continue from; with `block_ms` it waits for the first."""
     raw = _entries(client.xread({stream: from_id}, count=PAGE, block=block_ms))
     return list(decoded(raw)), text_of(raw[-1][0]) if raw else from_id
 
 
 def _entries(answer: Any) -> list[tuple[Any, Mapping[Any, Any]]]:
-    """The entries of the one stream that XREAD was asked for: RESP2 answers with a list of streams, RESP3 with a mapping."""
+    """The entries in an answer to XREAD of one stream: with RESP2 a list of streams, with RESP3 a mapping."""
     if not answer:
         return []
     [found] = answer.values() if isinstance(answer, dict) else [entries for _, entries in answer]
-    # Under RESP3 some versions of redis-py wrap the entries once more.
+    # With RESP3, some versions of redis-py wrap the entries once more.
     if found and isinstance(found[0], list):
         [found] = found
     return list(found)
 
 
 def newest_id(client: Redis, stream: str) -> str:
-    """The id of the newest entry, so that nothing that follows is missed between two questions."""
+    """The id of the newest entry, to read on from, so that no later entry is missed."""
     newest: Any = client.xrevrange(stream, count=1)
     return text_of(newest[0][0]) if newest else "0"
 
 
-#: Of the log, answers of one look; of a dead-letter queue, letters of one look and of one answer behind the first.
+#: The most answers of the log in one call; the most dead letters in one call, and in each page after the first.
 MAX_ANSWERS, MAX_LETTERS, SOME_LETTERS = 100, 1000, 20
-#: Seconds between two looks at a log that is busy.
+#: Seconds between two reads of a busy log.
 PAUSE = 0.02
 
 
 class Reading:
-    """Reads on where it stood; an export may take events out of the log, so that the newest letters are looked at besides."""
+    """Reads new events. Because an export may take events out of the log, it also reads the newest dead letters."""
 
     def __init__(self, transport: RedisTransport, name: str, since_ms: int | None = None) -> None:
         self._client, self._log = transport.client, transport.keys.outcomes
@@ -120,7 +120,7 @@ class Reading:
         self._at = newest_id(self._client, self._log) if since_ms is None else f"{since_ms}-0"
 
     def heard(self, seconds: float) -> Iterator[Event]:
-        """What was recorded since it was last asked; waits so many seconds at the most for the first."""
+        """The events that were recorded since the last call; waits at most so many seconds for the first."""
         block_ms = max(round(seconds * 1000), 1) if seconds > 0 else None  # 0 would be for ever
         is_busy = False
         for answers in range(MAX_ANSWERS):
@@ -131,10 +131,10 @@ class Reading:
                 break
         yield from self._arrived()
         if is_busy and seconds > 0:
-            time.sleep(PAUSE)  # else XREAD comes back at once for each event, and a busy log is asked without end
+            time.sleep(PAUSE)  # else XREAD returns at once for each event, and a busy log is read without a pause
 
     def _arrived(self) -> Iterator[Event]:
-        """Letters that arrived since the last look, the newest first; what died before the redrive began ends the look."""
+        """Dead letters that arrived since the last call, the newest first, up to the first that died before the redrive began."""
         known, at, size = self._newest, 0, 1
         while at < MAX_LETTERS:
             page: Any = self._client.lrange(self._letters, at, at + size - 1)
@@ -151,7 +151,7 @@ class Reading:
 
 
 def _death(letter: Letter) -> Event:
-    """A letter as the event that its death has recorded."""
+    """The event of a dead letter's death, made from the dead letter."""
     raised = str(letter.failure.get("type") or "")
     return letter.event(Outcome.DEAD_LETTERED, letter.queue, reason=letter.reason, exception=raised)
 
@@ -163,7 +163,7 @@ class RedisOutcomeLog:
         self._transport, self._client, self._keys = transport, transport.client, transport.keys
 
     def lead(self, token: str, lead_ms: int) -> bool:
-        """As `OutcomeLog.lead`: one of all exporters does, by a lease."""
+        """As `OutcomeLog.lead`: one of all exporters leads, by a lease."""
         return self._transport.leases.lead(self._keys.exporter, token, lead_ms / 1000)
 
     def export(self, destination: str, *, format: Format = "parquet", batch: int = 50_000) -> ExportResult:  # noqa: A002 - as `OutcomeLog`
@@ -172,7 +172,7 @@ class RedisOutcomeLog:
         return export_outcomes(self._client, self._keys, destination, format=format, batch=batch)
 
     @contextmanager
-    def tail(self, limit: int, *, is_followed: bool) -> Iterator[Tail]:  # noqa: ARG002 - the log is read on from where it stood
+    def tail(self, limit: int, *, is_followed: bool) -> Iterator[Tail]:  # noqa: ARG002 - the log can be read on later
         raw: Any = self._client.xrevrange(self._keys.outcomes, count=max(limit, 1))
         last = raw[0][0].decode() if raw else "0"
         events = [each for each in decoded(reversed(raw[:limit])) if isinstance(each, Event)]

@@ -1,8 +1,8 @@
-"""Pages: reading what may be huge, a bounded piece at a time, so that the broker serves others in between.
+"""Pages: reading lists and hashes that may be huge, in bounded pieces, so that the broker serves other clients in between.
 
-An element of a list or a hash may come twice. What stays in it from the first page to the last is not missed, though others come
-and go meanwhile: taking an element from the middle of a list moves those behind it, so each page begins with the last element of
-the one before, and where that is not found in it, the reading goes back.
+An element of a list or a hash may come twice. An element that is there from the first page to the last is not missed, even if
+others come and go: if an element is removed from the middle of a list, the later ones move, so each page begins with the last
+element of the page before. If it is not found there, the reading goes back.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
     from redis import Redis
 
-#: Elements of one page at the most, of its beginning, and the bytes that it should not pass: a millisecond or less for the broker,
-#: besides the walk to it.
+#: The most elements of a page and of the first page, and the bytes that a page should not exceed: at most a millisecond for the
+#: broker, in addition to the walk to the page.
 PAGE, FIRST_PAGE, MAX_BYTES = 400, 100, 1024 * 1024
 #: Fields of one page of a hash.
 FIELDS = 250
-#: How often the reading of one list goes back before it takes what it finds: a list that is emptied from both ends has no middle.
+#: How often the reading of one list goes back before it accepts the page that it gets: the list may be emptied from both ends.
 MAX_RETURNS = 1000
 
 

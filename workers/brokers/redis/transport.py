@@ -1,4 +1,4 @@
-"""The transitions on Redis, for whatever works on Redis alone; its callers have asked for the capability that it needs."""
+"""The transitions on Redis, for code that works only on Redis; its callers have checked the capability that it needs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What workers hold: the messages in `unacked`, with the worker that holds each.
+"""The messages that workers hold, in `unacked`, each with its worker.
 
-They were received by a worker of ours, whose lease says whether it lives, or by a plain Celery worker. What is no message of either
-is passed over.
+They were received by a worker with redelivery, whose lease shows whether it lives, or by a plain Celery worker. Other entries are
+skipped.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ if TYPE_CHECKING:
 
     from redelivery.middleware.brokers.redis.transport import RedisTransport
 
-#: Who holds what was received without a lease: nobody can tell whether that worker lives; the visibility timeout will.
+#: The owner of messages that were received without a lease: it is not known whether this worker lives; the visibility timeout
+#: gives its messages back.
 PLAIN_WORKER = "(plain worker)"
 
 
 @dataclass(frozen=True, slots=True)
 class HeldMessage:
-    """One message, the queue that it came from, and the name of the worker that holds it: empty where that worker is gone.
+    """One message, the queue that it came from, and the name of the worker that holds it: empty if that worker is gone.
 
-    `token` is that of the worker's lease; empty where the worker has none.
+    `token` is the token of the worker's lease; empty if it has none.
     """
 
     raw: bytes
@@ -38,7 +39,7 @@ class HeldMessage:
 
 
 def held_pages(transport: RedisTransport) -> Iterator[tuple[int, list[HeldMessage]]]:
-    """What is held, in no order, each page with the server's time (ms) of its reading."""
+    """The held messages, in no order, each page with the server's time (ms) of its reading."""
     client, keys = transport.client, transport.keys
     leases: Any = client.hkeys(keys.leases)
     abouts: Any = client.hgetall(keys.owners)
