@@ -313,7 +313,7 @@ class PublishingBlock:
         if os.getpid() != self._pid:
             return
         if threading.get_ident() != self._thread:
-            msg = "a publishing() block is its own thread's: flush it there"
+            msg = "a publishing() block belongs to its own thread: flush it there"
             raise RuntimeError(msg)
         self._collecting.flush()
 

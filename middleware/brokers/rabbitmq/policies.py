@@ -104,7 +104,7 @@ def _policies(url: str, connection: Connection, kind: str) -> list[dict[str, Any
         with _OPENER.open(request, timeout=TIMEOUT) as answer:
             return list(_checked(json.load(answer)))
     except (OSError, HTTPException, ValueError, LookupError, TypeError, RecursionError, re.error) as exc:
-        msg = f"the management plugin at {address} does not tell the broker's policies: {_why_not(exc)}"
+        msg = f"the management plugin at {address} does not report the broker's policies: {_why_not(exc)}"
         raise BrokerError(msg) from exc
 
 

@@ -115,7 +115,7 @@ def declare_audit(connection: Any, name: str) -> bool:
     try:
         _declare_stream(connection, name, AUDIT_BYTES, {})
     except (AMQPError, OSError) as exc:
-        why = "what an operator does is recorded in the events of the messages alone"
+        why = "operators' actions are recorded only in the events of the messages"
         log.warning("audit.missing", error=f"{type(exc).__name__}: {exc}", why=why)
         return False
     return True

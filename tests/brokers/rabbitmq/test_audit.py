@@ -206,7 +206,7 @@ def test_during_an_alarm_nothing_is_begun_that_cannot_be_recorded(
     private_rabbit.node.evaluate("rabbit_alarm:set_alarm({{resource_limit, memory, node()}, []}).")
     done = desk.run("dlq", "purge", LETTERS, "--id", "task-0", "--yes")
     assert done.exit_code != 0
-    assert "does not take what is to be recorded in redelivery.audit: look at its alarms" in " ".join(done.stderr.split())
+    assert "does not accept the record for redelivery.audit: look at its alarms" in " ".join(done.stderr.split())
     assert whys(desk) == ["before"]
     assert desk.json("outcomes", "export", "--to", str(folder / "out"))["audit"]["records"] == 1
     private_rabbit.node.evaluate("rabbit_alarm:clear_alarm({resource_limit, memory, node()}).")

@@ -58,7 +58,7 @@ class AmqpAudit:
                 connection.connection.channel().basic_publish_confirm(message, routing_key=self.name, confirm_timeout=TIMEOUT)
             except (TimeoutError, MessageNacked) as exc:
                 connection.collect(socket_timeout=1.0)  # a broker that does not read does not answer a close, either
-                msg = f"the broker does not take what is to be recorded in {self.name}: look at its alarms"
+                msg = f"the broker does not accept the record for {self.name}: look at its alarms"
                 raise BrokerUnavailable(msg) from exc
 
     def records(self, limit: int) -> list[Record]:

@@ -42,13 +42,13 @@ class AmqpCheckup:
         app, not_known = self._transport.app, []
         endings = [Ending("declaration", each.queue, (each.queue,), each.arguments, each.why) for each in bypasses_of(app, queues)]
         if management_url is None:
-            not_known.append(NotKnown(_POLICIES, "AMQP does not tell", f"set management_url, or run: {_LIST}"))
+            not_known.append(NotKnown(_POLICIES, "AMQP does not report them", f"set management_url, or run: {_LIST}"))
         else:
             try:
                 found = bypassing_policies(management_url, app, queues, letters, self._transport.keys)
                 endings += [Ending("policy", policy.name, policy.queues, policy.definitions, why) for policy, why in found]
             except BrokerError as exc:
-                not_known.append(NotKnown(_POLICIES, str(exc), f"mend management_url, or run: {_LIST}"))
+                not_known.append(NotKnown(_POLICIES, str(exc), f"correct management_url, or run: {_LIST}"))
         alarm = self._alarm()
         if alarm is None:
             not_known.append(_ALARMS)

@@ -60,7 +60,7 @@ class Copies:
             return self._read(digests, self._places(target))
         except Exception as exc:  # noqa: BLE001 - after any error, the command goes on as without a journal
             if not isinstance(exc, NotFound):
-                log.warning("journal.unread", error=f"{type(exc).__name__}: {exc}", why="what was moved may be moved again")
+                log.warning("journal.unread", error=f"{type(exc).__name__}: {exc}", why="moved dead letters may be moved again")
             self._is_missing = True
             self.close()
             return {}

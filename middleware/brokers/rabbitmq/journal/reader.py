@@ -112,7 +112,7 @@ class Journal:
                 reading.look_for_letters((each.digest, each.letters) for each in due)
                 reading.look_for_others((each.digest, each.queue) for each in due)
             except Exception as exc:  # noqa: BLE001 - the messages must go on, after any error
-                log.warning("journal.unread", error=f"{type(exc).__name__}: {exc}", why="what was moved may be delivered again")
+                log.warning("journal.unread", error=f"{type(exc).__name__}: {exc}", why="moved messages may be delivered again")
                 _close(reading)
                 reading = None
             self._answer(due, reading)

@@ -132,7 +132,7 @@ def test_whatever_answers_is_one_error_that_repeats_nothing(answer: bytes) -> No
 
         thread = threading.Thread(target=serve)
         thread.start()
-        with pytest.raises(BrokerError, match="does not tell") as refused:
+        with pytest.raises(BrokerError, match="does not report") as refused:
             ending_policies(f"http://127.0.0.1:{listening.getsockname()[1]}", Connection("amqp://"), ["orders"])
         thread.join(60)
     assert "secret" not in str(refused.value)
