@@ -238,7 +238,7 @@ class RabbitTransport(pyamqp.Transport):
             connection.read_ahead(loop)
 
     def on_readable(self, connection: Any, loop: Any) -> None:
-        """As kombu's, which calls itself again until nothing is left; a connection that reads ahead leaves nothing."""
+        """As kombu's, which schedules itself again until nothing is left; a connection that reads ahead leaves nothing."""
         if not connection.reads_ahead:
             super().on_readable(connection, loop)
         elif not connection.connected:

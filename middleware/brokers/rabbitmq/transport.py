@@ -1,9 +1,9 @@
 """The transitions on RabbitMQ: publish with confirm and `mandatory`, record, then acknowledge (`publisher`).
 
-A transition is put in line and carried out as soon as the broker answers: `DONE` says that it is in line, or that its delivery
-comes again. Only a dead letter whose queue may not be made by us is waited for. Limits: a crash between two of the steps delivers
-a message again that was moved already, unless the journal knows of it; delays are whole seconds, rounded up; nothing goes back to
-a queue's head; nobody can read the broker's clock.
+A transition is submitted, and carried out as soon as the broker answers: `DONE` means that it is submitted, or that its delivery
+comes again. A call waits only for a move to a dead-letter queue that we may not create. Limits: after a crash between two steps, a
+message that was moved already is delivered again, unless the journal shows the move; delays are whole seconds, rounded up; no
+message goes back to a queue's head; the broker's clock cannot be read.
 """
 
 from __future__ import annotations

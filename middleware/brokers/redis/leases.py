@@ -70,7 +70,7 @@ class Leases:
         return int(_FENCE(self.client, [self.keys.leases, self.keys.recovering], [token, counter])) > 0
 
     def unregister(self, token: str) -> None:
-        """Forget an owner that holds nothing any more."""
+        """Forget an owner that no longer holds messages."""
         keys = self.keys
         _UNREGISTER(self.client, [keys.leases, keys.owners, keys.received(token), keys.recovering], [token])
 

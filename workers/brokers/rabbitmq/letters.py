@@ -1,4 +1,4 @@
-"""Dead letters on RabbitMQ: they are read in their order, and redriven, removed or moved. The broker always has at least one copy.
+"""Dead letters on RabbitMQ: they are read in their order, and redriven, removed or moved. No move loses one.
 
 A dead letter is published to its target, and confirmed; then its event is recorded, and confirmed; then it is acknowledged, and so
 leaves its queue (the publisher's moves, `publisher`). After a crash in between, its queue still has it, although it was moved: the

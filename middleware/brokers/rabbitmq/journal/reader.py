@@ -223,7 +223,7 @@ class Reading:
     def may_show(self, asked: Question, waited: float) -> bool:
         """Whether the reader should go on waiting for this message's successor, after `waited` seconds.
 
-        The successor may lie in its queue for as long as other messages do. The wait ends after `LOOK_BACK` at the latest, because
+        The successor may wait in its queue while other messages wait there. The wait ends after `LOOK_BACK` at the latest, because
         a queue may never be empty.
         """
         moving = self._moving.get(asked.digest, ())
