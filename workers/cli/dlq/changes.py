@@ -100,8 +100,8 @@ def purge_(
 ) -> None:
     """Remove dead letters for good. Each is recorded as purged, with reason operator.
 
-    On a terminal the command asks first, unless you name the dead letters with --id. Without a terminal it needs --yes. With
-    --detach a worker carries the purge out. It writes the archive in dead_letter_archive or below it.
+    On a terminal the command asks first, unless you name the dead letters with --id. Without a terminal it needs --yes or
+    --id. With --detach a worker carries the purge out. It writes the archive in dead_letter_archive or below it.
     """
     require_choice(options, dry_run=dry_run)
     if not (dry_run or yes or options["task_ids"] or is_terminal()):
