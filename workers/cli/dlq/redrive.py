@@ -124,8 +124,8 @@ def redrive_(
     With --detach the command only hands the redrive over, and ends: a worker carries it out, and another one goes on if that worker
     dies. `redelivery ops` shows how far it is, pauses it and ends it.
 
-    On RabbitMQ a dead letter goes back to the exchange and routing key of its first publication if the app declares them; with --to,
-    to that queue. The command looks at the dead letters that stay, too: `dlq show --help` says what that costs.
+    On RabbitMQ a dead letter goes back to the exchange and routing key of its first publication if the app declares them; with
+    --to, to that queue. The command looks at the dead letters that stay, too: `dlq show --help` says what that costs.
     """
     require_choice(options, dry_run=dry_run)
     wanted = Options(
