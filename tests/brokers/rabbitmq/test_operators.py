@@ -25,7 +25,9 @@ from redelivery.middleware.brokers.rabbitmq.names import OUTCOMES, OUTCOMES_EXCH
 from redelivery.middleware.brokers.rabbitmq.peek import Look, depth_of
 from redelivery.middleware.brokers.rabbitmq.topology import declare_outcomes
 from redelivery.middleware.messages.events import Event, Numbering, Outcome
+from redelivery.workers.brokers.rabbitmq import delay_store as amqp_delay_store
 from redelivery.workers.brokers.rabbitmq import gaps as amqp_gaps
+from redelivery.workers.brokers.rabbitmq import inventory as amqp_inventory
 from redelivery.workers.brokers.rabbitmq.letters import AmqpLetterStore
 from redelivery.workers.brokers.rabbitmq.outcome_log import Listening, export_outcomes
 from tests.conformance.brokers import Place, letter
@@ -378,6 +380,23 @@ def test_what_waits_to_be_run_is_counted_and_listed_only_when_asked(rabbit: Rabb
     shown = desk.json("task", "show", task_id)
     assert [event["outcome"] for event in shown["events"]] == ["published"]
     assert shown["cut"] == [f"{QUEUE}: 1 messages wait to run and were not read: that would count as a delivery of each"]
+
+
+def test_what_an_inventory_has_no_room_for_is_counted(rabbit: Rabbit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look holds a limited number of messages. The books must not call the others lost without a word."""
+    for module in (amqp_inventory, amqp_delay_store):
+        monkeypatch.setattr(module, "MAX_HELD", 2)
+    place = place_of(rabbit, tmp_path)
+    desk = place.desk()
+    fill(place, 5)
+    level = AmqpNames().level(11)
+    place.put(*(json.dumps(task_message(f"delayed-{number}")).encode() for number in range(3)), name=level)
+    for _ in range(3):
+        desk.app.send_task("desk.pack")
+    for look, of_queue in ((), 3), (("--look",), 1):
+        done = desk.json("inventory", "export", "--to", str(tmp_path / "books"), "--format", "jsonl", *look)
+        assert done["places"] == {"queue": 2 if look else 0, "unacked": 0, "delayed": 2, "dead_letter": 2}
+        assert done["unlisted"] == {LETTERS: 3, QUEUE: of_queue, level: 1}
 
 
 @pytest.mark.parametrize("words", [("dispatcher",), ("leave", "--yes")])

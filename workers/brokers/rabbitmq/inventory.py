@@ -5,7 +5,8 @@ received at the end, and correct the rows.
 
 A message that waits to be run is counted and not listed: RabbitMQ shows a message only to a client that takes it, and taking it
 counts as a delivery. With `look`, this is accepted, and they are listed, too. Messages that a worker holds are not seen at all. So
-an inventory for the books is best taken when the queues are empty: then no message is unlisted.
+an inventory for the books is best taken when the queues are empty: then no message is unlisted. Limits: of each queue, `MAX_HELD`
+messages are listed; those beyond are counted.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from redelivery.middleware.brokers.rabbitmq.journal.letter_look import await_looks
-from redelivery.middleware.brokers.rabbitmq.peek import Look, depth_of
+from redelivery.middleware.brokers.rabbitmq.names import BITS
+from redelivery.middleware.brokers.rabbitmq.peek import MAX_HELD, Look, depth_of
 
 from ...export.sightings import DEAD_LETTER, DELAYED, QUEUE
 from ...letters import Contents, Letter
@@ -43,20 +45,22 @@ class AmqpInventory:
             for waiting in AmqpDelayStore(transport).walk(connection):
                 inventory.see(waiting.contents, waiting.queue, DELAYED, transport.now_ms(), due_ms=waiting.due_ms)
             for queue in queues if look else ():
-                with Look(connection, queue) as looking:
+                with Look(connection, queue, most=MAX_HELD) as looking:
                     for found in looking:
                         inventory.see(Contents.of(found.raw), queue, QUEUE, transport.now_ms())
             await_looks(connection)
             for name in letter_queues:
-                with Look(connection, name) as looking:
+                with Look(connection, name, most=MAX_HELD) as looking:
                     for letter in (Letter.of(found.raw) for found in looking):
                         inventory.see(letter, letter.queue or name, DEAD_LETTER, transport.now_ms())
             for event in listening.heard():
                 inventory.hear(event)
-            return {} if look else unlisted(connection, queues)
+            levels = [transport.keys.level(bit) for bit in range(BITS)]
+            beyond = unlisted(connection, [*levels, *letter_queues], MAX_HELD)
+            return unlisted(connection, queues, MAX_HELD if look else 0) | beyond
 
 
-def unlisted(connection: Connection, queues: Iterable[str]) -> dict[str, int]:
-    """How many messages wait in each of these queues, without the empty ones."""
-    counts = {queue: depth_of(connection, queue) or 0 for queue in queues}
-    return {queue: count for queue, count in counts.items() if count}
+def unlisted(connection: Connection, queues: Iterable[str], listed: int = 0) -> dict[str, int]:
+    """How many messages each of these queues has, beyond those that were listed; without the queues that have no others."""
+    counts = {queue: (depth_of(connection, queue) or 0) - listed for queue in queues}
+    return {queue: count for queue, count in counts.items() if count > 0}

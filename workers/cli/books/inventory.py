@@ -80,4 +80,5 @@ def export(context: Context, uri: str, kind: str, *, look: bool, messages: bool 
     say(f"{counted(sum(counts.values()), 'message', 'messages')} ({places}) written to {harmless(uri)}/inventory.{kind}.")
     for queue, count in taken.unlisted.items():
         held = counted(count, "message", "messages")
-        say(f"{safe(queue)}: {held} counted, not listed. `reconcile` may report them as lost. --look lists them.", err=True)
+        hint = "" if look else " --look lists what waits in queues."
+        say(f"{safe(queue)}: {held} counted, not listed. `reconcile` may report them as lost.{hint}", err=True)
