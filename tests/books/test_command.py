@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -178,6 +179,22 @@ def test_an_empty_inventory_counts_from_when_it_was_taken(tmp_path: Path, taken_
     result = run(tmp_path, "--json")
     assert json.loads(result.stdout)["verdicts"][verdict] == 1
     assert result.exit_code == (verdict == "lost")
+
+
+@pytest.mark.usefixtures("spark")
+def test_books_of_an_inventory_that_is_not_whole_say_so(tmp_path: Path) -> None:
+    """What the inventory counted and did not list (RabbitMQ) may be what the books call lost."""
+    told = Histories()
+    told.tell("waits", "published")
+    told.write(tmp_path)
+    noted = {"seen_ms": NOON + 3_600_000, "unlisted": {"orders": 2, "DLQ.<b>": 1}}
+    (tmp_path / "inventory" / "_taken.json").write_text(json.dumps(noted))
+    result = run(tmp_path)
+    assert result.exit_code == 1
+    assert re.search(r"not listed +3   the inventory only counted them: lost lives may be among them", result.stdout)
+    assert json.loads((tmp_path / "books" / "summary.json").read_text())["unlisted"] == noted["unlisted"]
+    page = (tmp_path / "books" / "report.html").read_text()
+    assert "counted 3 messages that it could not list\n(orders: 2, DLQ.<wbr>&lt;b&gt;: 1)" in page
 
 
 @pytest.mark.parametrize(("ours", "exported"), [(EVENTS, EXPORTED_EVENTS), (INVENTORY, EXPORTED_INVENTORY)])

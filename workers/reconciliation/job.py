@@ -173,7 +173,13 @@ class _Run:
         """The app and broker of these books, the period of their events, and how many dead letters the broker still has."""
         taken, facts = self.inputs.taken, self.facts
         period = {"from_ms": facts["earliest_ms"], "until_ms": facts["watermark_ms"]}
-        return {"app": taken.app, "broker": taken.broker, "dead_letters_held": facts["held"], **period}
+        return {
+            "app": taken.app,
+            "broker": taken.broker,
+            "unlisted": dict(taken.unlisted),
+            "dead_letters_held": facts["held"],
+            **period,
+        }
 
     def _trend(self) -> list[Line]:
         """The lines of earlier runs: in the output that is replaced, and in the state."""

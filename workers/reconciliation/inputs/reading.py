@@ -29,7 +29,7 @@ from ..schema import ASIDE, EVENTS, EVENTS_REQUIRED, INVENTORY, INVENTORY_REQUIR
 from ..spark.files import literal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
     from pyspark.sql import SparkSession
@@ -166,12 +166,16 @@ _FORMATS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """The notes of an inventory's export: when it was taken (ms since the epoch), of which app and broker, and the deadlines."""
+    """The notes of an inventory's export: when it was taken (ms since the epoch), of which app and broker, and the deadlines.
+
+    `unlisted` is how many messages the export has counted and not listed, by queue.
+    """
 
     seen_ms: int | None = None
     app: str = ""
     broker: str = ""
     deadlines: tuple[Deadline, ...] = ()
+    unlisted: Mapping[str, int] = field(default_factory=dict)
 
 
 def find(files: Files, uri: str, what: str) -> list[File]:
@@ -247,12 +251,13 @@ def read_taken(files: Files, uri: str, held: Iterable[File]) -> Taken:
         told = json.loads(text)
         seen_ms, sizes = int(told["seen_ms"]), {str(told["file"]): int(told["bytes"])} if "bytes" in told else {}
         deadlines = tuple(Deadline.of(each) for each in told.get("deadlines") or ())
-    except (ValueError, TypeError, KeyError) as exc:
+        unlisted = {str(queue): int(count) for queue, count in (told.get("unlisted") or {}).items()}
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as exc:
         msg = f"{uri}/{TAKEN} does not say when the inventory was taken ({exc}): only `redelivery inventory export` writes it"
         raise InputError(msg) from exc
     for file in held:
         check_size(file, sizes.get(file.name, file.size))
-    return Taken(seen_ms, str(told.get("app") or ""), str(told.get("broker") or ""), deadlines)
+    return Taken(seen_ms, str(told.get("app") or ""), str(told.get("broker") or ""), deadlines, unlisted)
 
 
 def _read(  # noqa: PLR0917 - what is read, and its columns

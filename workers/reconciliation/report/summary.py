@@ -48,7 +48,7 @@ class Summary:
     own, and those that were open before. `corrections` are settled lives with another verdict now; `standing` counts discrepancies
     that were reported before, and are not counted again. `from_ms` and `until_ms` are the times of the first and the last event
     that was read; `dead_letters_held` counts the dead letters in the inventory, whenever they died; `app` and `broker` are those
-    of the inventory, if its export noted them.
+    of the inventory, if its export noted them. `unlisted` is how many messages the export counted and did not list, by queue.
     """
 
     balanced: bool
@@ -68,6 +68,7 @@ class Summary:
     from_ms: int | None = None
     until_ms: int | None = None
     dead_letters_held: int = 0
+    unlisted: dict[str, int] = field(default_factory=dict)
     figures: Figures | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -88,6 +89,9 @@ class Summary:
         lines = [f"  {name:<20} {self.verdicts[name]:>12,}   {RULES[name]}" for name in VERDICTS]
         if self.gaps:
             lines.append(f"  {'gap':<20} {len(self.gaps):>12,}   events left the outcome log before they were exported")
+        if self.unlisted:
+            told = "the inventory only counted them: lost lives may be among them"
+            lines.append(f"  {'not listed':<20} {sum(self.unlisted.values()):>12,}   {told}")
         if self.corrections:
             lines.append(f"  {'corrected':<20} {self.corrections:>12,}   settled lives of earlier runs, now with another verdict")
         if self.standing:
