@@ -11,8 +11,9 @@ from redelivery.errors import InputError
 from redelivery.middleware.brokers.redis.keys import Keys
 from redelivery.workers.export.export import export_outcomes
 from redelivery.workers.export.gaps import note, noted
+from redelivery.workers.export.tables import EVENTS, write_rows
 from redelivery.workers.ports import Gap
-from redelivery.workers.reconciliation.inputs.reading import key_of, listing, not_noted, read_gaps, root_of
+from redelivery.workers.reconciliation.inputs.reading import key_of, listing, not_noted, read_events, read_gaps, root_of
 from redelivery.workers.reconciliation.spark.files import Files
 from tests.support.books.recorded import KEYS, record
 from tests.support.books.spark_session import spark
@@ -101,6 +102,23 @@ def test_a_day_that_was_removed_is_refused_by_name(spark: SparkSession, out: Pat
         file.unlink()
     with pytest.raises(InputError, match=r"1 files of 2026-01-31 were exported and are not there"):
         listed(spark, out)
+
+
+def test_what_is_exported_while_the_books_look_is_left_to_the_next_run(spark: SparkSession, server: Server, out: Path) -> None:
+    """A commit that came after the files were listed names a file that is there: nothing is missing."""
+    before, files = [*Files(spark).walk(str(out))], Files(spark)
+    record(server.client, 2, entry_id=f"{MORNING + 1}-*")
+    export_outcomes(server.client, KEYS, str(out))
+    found = listing(files, str(out), before)
+    assert (found.events, len(found.commits), found.uncommitted) == (4, 1, 0)
+    assert listed(spark, out, known={*found.files, *found.commits}).events == 2
+
+
+def test_spark_reads_no_file_that_was_exported_after_the_files_were_listed(spark: SparkSession, out: Path) -> None:
+    """Else the next run counts its events a second time."""
+    known = [*out.glob("date=*/*/*.parquet")]
+    write_rows([{"event_id": "9-0", "task_id": "late"}], str(known[0].parent), EVENTS, name="late")
+    assert read_events(spark, [str(path) for path in known], str(out)).where("task_id = 'late'").count() == 0
 
 
 def test_the_gaps_of_a_commit_are_read_with_it(spark: SparkSession, out: Path) -> None:

@@ -98,18 +98,22 @@ def listing(files: Files, uri: str, found: Iterable[File], *, known: AbstractSet
         return result
     named: dict[str, str] = {}
     sizes: dict[str, int] = {}
+    missing: list[str] = []
     for name, found_commit in _commits(files, folder, known, since):
         keys = [str(each["file"]) for each in found_commit["files"]]
+        inside = [key for key in keys if f"{whole}/{key}".startswith((f"{part}/", part))]
+        gone = [key for key in inside if key not in here and key not in known and (date_of(key) or "9") >= since]
+        if gone and all(files.exists(f"{whole}/{key}") for key in gone):
+            continue  # an export wrote it after the files were listed: the next run reads it
+        missing += gone
         sizes |= {str(each["file"]): int(each["bytes"]) for each in found_commit["files"] if "bytes" in each}
         result.rows |= {str(each["file"]): each["rows"] for each in found_commit["files"] if isinstance(each.get("rows"), int)}
         result.gaps += [(str(found_commit.get("log")), gap) for gap in found_commit.get("gaps", [])]
-        inside = [key for key in keys if f"{whole}/{key}".startswith((f"{part}/", part))]
         named |= dict.fromkeys(inside, name)
         if len(inside) == len(keys):
             result.commits.add(name)
-    missing = sorted(key for key in named if key not in here and key not in known and (date_of(key) or "9") >= since)
     if missing:
-        raise InputError(_missing(uri, missing))
+        raise InputError(_missing(uri, sorted(set(missing))))
     for key in named.keys() & here.keys() & sizes.keys():
         check_size(here[key], sizes[key])
     result.files = {key: file for key, file in here.items() if key in named or not _OURS.search(key)}
@@ -290,7 +294,10 @@ def _table(spark: SparkSession, name: str, uri: str, paths: list[str], schema: S
         if _format_of(uri) is None:
             endings = ",".join(ending for ending, kind in _FORMATS.items() if kind == name)
             reader = reader.option("pathGlobFilter", f"*{{{endings}}}")
-    return reader.format(name).load(literal(uri) if uri else [literal(each) for each in paths]).selectExpr(*schema.fieldNames())
+    table = reader.format(name).load(literal(uri) if uri else [literal(each) for each in paths])
+    if uri and len(table._jdf.inputFiles()) != len(paths):  # noqa: SLF001 - its list in Java is not copied to Python
+        return _table(spark, name, "", paths, schema)  # an export has written more files since they were listed
+    return table.selectExpr(*schema.fieldNames())
 
 
 def _check_columns(spark: SparkSession, path: str, schema: StructType, required: Sequence[str], what: str) -> None:
