@@ -26,13 +26,14 @@ def test_what_lies_beside_an_output_is_known_by_its_whole_name(spark: SparkSessi
     folder = tmp_path / f"in {name}"
     for each in (f".{name}.new-1", f".{name}.new-2", f".{name}.old-3", ".books1.new-4", ".booksa.new-5", "else"):
         (folder / each).mkdir(parents=True)
+    (folder / "2026-01-31T12:00").mkdir()  # the colon ends a scheme where a pattern is matched
     files = Files(spark)
     assert files.beginning(files.absolute(str(folder)), f".{name}.new-") == [f".{name}.new-1", f".{name}.new-2"]
     assert files.beginning(str(tmp_path / "nowhere"), f".{name}.new-") == []
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", ["books[1]", "{a,b}", "*?", "bo\\oks", "bücher 100%20"])
+@pytest.mark.parametrize("name", ["books[1]", "{a,b}", "*?", "bo\\oks", "bücher 100%20", "12:00"])
 def test_books_may_lie_wherever_a_file_system_lets_them(spark: SparkSession, tmp_path: Path, name: str) -> None:
     """Events, inventory, state and output are in a folder whose name looks like a pattern, beside a folder that it would match."""
     told, elsewhere = Histories(), Histories()

@@ -65,8 +65,12 @@ class Files:
 
     def beginning(self, uri: str, start: str) -> list[str]:
         """The names in a folder that begin with `start`; the file system itself filters them."""
-        path, system = self._open(literal(f"{uri}/{start}") + "*")
-        return sorted(str(each.getPath().getName()) for each in system.globStatus(path) or ())
+        path, system = self._open(uri)
+        if not system.exists(path):
+            return []
+        # A pattern for whole paths would fail if any name in the folder has a colon.
+        only = self._class("org.apache.hadoop.fs.GlobFilter")(literal(start) + "*")
+        return sorted(str(each.getPath().getName()) for each in system.listStatus(path, only))
 
     def modified_ms(self, uri: str) -> int:
         """When a file or folder was last changed (ms since the epoch); for a folder, an object store says that it was just now."""
