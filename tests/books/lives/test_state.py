@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -281,3 +281,10 @@ def test_a_run_forgets_whole_days_and_does_not_remember_them_again() -> None:
     assert (left.commits, left.forgotten) == (["2026-01-30/b.json"], "2026-01-30")
     assert left.forgetting(NOON, 90 * 24 * HOUR).forgotten == "2026-01-30"
     assert left.forgotten_ms == NOON - 36 * HOUR
+
+
+@pytest.mark.parametrize(("as_of_ms", "keep_ms"), [(NOON, 10**15), (-62_135_596_800_000, 1)])
+def test_a_state_forgets_nothing_if_it_keeps_more_than_there_was(as_of_ms: int, keep_ms: int) -> None:
+    """Python has no date before the year 1."""
+    run = Run(version=1, read={"date=2026-01-30/x": "a"}, commits=["2026-01-30/c"])
+    assert run.forgetting(as_of_ms, keep_ms) == replace(run, forgotten="1970-01-01")

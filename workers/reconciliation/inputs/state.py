@@ -73,7 +73,7 @@ class Run:
 
     def forgetting(self, as_of_ms: int, keep_ms: int) -> Run:
         """The same without files and commits of days before the oldest day that is kept."""
-        since = max(datetime.fromtimestamp((as_of_ms - keep_ms) / 1000, UTC).strftime("%Y-%m-%d"), self.forgotten)
+        since = max(datetime.fromtimestamp(max(as_of_ms - keep_ms, 0) / 1000, UTC).strftime("%Y-%m-%d"), self.forgotten)
         read = {key: uri for key, uri in self.read.items() if (date_of(key) or "9") >= since}
         return replace(self, read=read, commits=[name for name in self.commits if name >= since], forgotten=since)
 
