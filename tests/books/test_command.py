@@ -76,6 +76,26 @@ def test_a_wrong_option_is_one_line_with_a_help_that_can_be_asked_for(tmp_path: 
     assert help_.stdout.startswith(f"Usage: {named} [OPTIONS]\n")
 
 
+@pytest.mark.usefixtures("spark", "told")
+@pytest.mark.parametrize(
+    ("option", "place", "why"),
+    [
+        ("output", "/proc/nowhere/books", "/proc/nowhere/.books.new-"),
+        ("state", "/proc/nowhere/state", "/proc/nowhere/state/v00000001/lives cannot be made: look at the rights of its folder"),
+        ("output", "/dev/null/books/today", "Parent path is not a directory: file:/dev/null"),
+        ("output", "hdfs://127.0.0.1:1/books", "Connection refused"),
+        ("output", "s3a://bucket/books", "names a file system that this Spark does not know: add its connector"),
+    ],
+)
+def test_a_place_that_cannot_be_used_is_one_line_that_says_why(tmp_path: Path, option: str, place: str, why: str) -> None:
+    """Not which call of Java failed."""
+    done = run(tmp_path, "--quiet", **{option: place})
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert why in done.stderr
+    assert "An error occurred while calling" not in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
 def test_the_first_word_comes_before_spark_and_says_what_is_read(tmp_path: Path) -> None:
     """It has the number and size of the files, if they are on this machine."""
     (tmp_path / "outcomes").mkdir()

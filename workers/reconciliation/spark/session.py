@@ -155,6 +155,7 @@ def _stderr_into(log: Path | None) -> Iterator[None]:
 FAULTS: Final = (PySparkException, Py4JError, ConnectionError, OSError)
 
 _FILE: Final = re.compile(r"(?:file|path)[ :]+'?((?:[a-z0-9]+:)?/[^\s'\"]+)", re.IGNORECASE)
+_UNWRITABLE: Final = re.compile(r"Mkdirs failed to create (?:file:)?(.+?)(?:/_temporary| \(exists=)")
 _UNREADABLE: Final = {
     "FAILED_READ_FILE": "cannot be read",
     "is not a Parquet file": "is not a whole Parquet file: it was cut off, or is another kind of file",
@@ -163,7 +164,9 @@ _UNREADABLE: Final = {
     "MALFORMED_RECORD_IN_PARSING": "has a line that is not a JSON object of redelivery",
     "Permission denied": "cannot be opened: permission denied",
     "AccessControlException": "cannot be opened: permission denied",
-    "No FileSystem for scheme": "names a file system that this Spark does not know: add its connector",
+    **dict.fromkeys(
+        ("No FileSystem for scheme", "FileSystem not found"), "names a file system that this Spark does not know: add its connector"
+    ),
     "OutOfMemoryError": "needs more memory: give the driver more (spark.driver.memory), or run the job on a cluster",
     "No space left on device": "does not fit on the disk: free space, or set SPARK_LOCAL_DIRS to a larger one",
 }
@@ -174,6 +177,8 @@ def explain(exc: BaseException) -> str:
     if isinstance(exc, socket.gaierror):
         return "Spark needs the name localhost, and this machine does not know it: add the line `127.0.0.1 localhost` to /etc/hosts"
     told = _told(exc)
+    if (folder := _UNWRITABLE.search(told)) is not None:
+        return f"{folder[1]} cannot be made: look at the rights of its folder, or name another place"
     named = _FILE.findall(told)
     subject = named[-1].rstrip(".,)") if named else "the input"
     reasons = [reason for sign, reason in _UNREADABLE.items() if sign in told]
@@ -181,7 +186,9 @@ def explain(exc: BaseException) -> str:
         return f"{subject} {reasons[-1]}"
     if isinstance(exc, Py4JError) and not isinstance(exc, Py4JJavaError):
         return "the Java process of Spark has ended: there may be too little memory for it"
-    return " ".join(told.splitlines()[0].split()) if told else type(exc).__name__
+    lines = [" ".join(line.lstrip(": ").split()) for line in told.splitlines() if line.strip()]
+    lines = lines[1:] if isinstance(exc, Py4JJavaError) else lines  # its first line names the call, and no fault
+    return lines[0] if lines else type(exc).__name__
 
 
 def _told(exc: BaseException) -> str:
