@@ -18,6 +18,9 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from redelivery.display import scrubbed
+from redelivery.errors import InputError
+
 from ..ports import Gap
 from .batch import order
 from .tables import below, names, read_text, write_text
@@ -27,6 +30,8 @@ if TYPE_CHECKING:
 
 #: The folder of the commits. Spark skips such names.
 COMMITS = "_commits"
+_DAY = re.compile(r"\d{4}-\d\d-\d\d")
+_NAME = re.compile(r"\d{20}-(?P<last>\d+-\d+)(?P<ending>-[0-9a-f]{8})?\.json")
 #: The name of a log or an audit without a key prefix, on Redis and on RabbitMQ.
 _PLAIN = re.compile(r"redelivery[.:](?:outcomes|audit)")
 
@@ -70,24 +75,23 @@ def day_of(ms: int) -> str:
 
 
 def newest(destination: str, log: str) -> Commit | None:
-    """The commit of this log with the highest last entry, of the last two days that have commits; None if there is none.
+    """The commit of this log with the highest last entry, which is on the last day that has any of this log; None if there is none.
 
-    Raises `InputError` if the destination cannot be read.
+    Other files and folders there are left alone. Raises `InputError` if the destination, or that commit, cannot be read.
     """
-    folder = below(destination, COMMITS)
-    best: Commit | None = None
-    for date in sorted(names(folder), reverse=True)[:2]:
-        for name in names(below(folder, date)):
-            if name.startswith(".") or (best is not None and order(_last(name)) <= order(best.last)):
-                continue
-            found = json.loads(read_text(below(folder, date), name))
-            if found["log"] == log:
-                best = Commit(**{**found, "began": tuple(found["began"])})
-    return best
-
-
-def _last(name: str) -> str:
-    return "-".join(name.removesuffix(".json").split("-")[1:3])
+    folder, ending = below(destination, COMMITS), ending_of(log)
+    for date in sorted(filter(_DAY.fullmatch, names(folder)), reverse=True):
+        found = filter(None, map(_NAME.fullmatch, names(below(folder, date))))
+        own = [each for each in found if (each["ending"] or "") == ending]
+        if own:
+            name = max(own, key=lambda each: order(each["last"])).string
+            try:
+                told = json.loads(read_text(below(folder, date), name))
+                return Commit(**{**told, "began": tuple(told["began"])})
+            except (ValueError, TypeError, KeyError) as exc:
+                msg = f"{below(folder, f'{date}/{name}')} is not a commit of an export ({exc}): restore it, or move it away"
+                raise InputError(scrubbed(msg)) from exc
+    return None
 
 
 def replaced(batch: Batch, commit: Commit | None) -> Gap | None:

@@ -11,7 +11,8 @@ import pytest
 from pyarrow import dataset
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from redelivery.errors import BrokerError
+from redelivery.errors import BrokerError, InputError
+from redelivery.middleware.brokers.redis.keys import Keys
 from redelivery.workers.brokers.redis.outcome_log import bound
 from redelivery.workers.export import batch as outcome_batch
 from redelivery.workers.export import export
@@ -20,6 +21,7 @@ from redelivery.workers.export.export import export_outcomes
 from redelivery.workers.export.tables import read_lines
 from tests.faults.storm.export_storm import Storm
 from tests.support.books.recorded import KEYS, record
+from tests.support.books.spark_session import NOON
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -115,6 +117,41 @@ def test_a_broker_that_was_restored_from_an_older_copy_is_a_gap(server: Server, 
     [gap] = export_outcomes(client, KEYS, out).gaps
     assert (gap.after, gap.before, gap.why) == (second[-1], third[0], "replaced")
     assert first[-1] != gap.after
+
+
+def test_an_idle_app_notices_a_flush_after_days_of_another_app_s_commits(server: Server, folder: Path) -> None:
+    """Both export to one destination; an app looks at its own commits, however old they are."""
+    client, out, idle = server.client, str(folder / "out"), Keys(prefix="idle:")
+    exported = record(client, 1, keys=idle, entry_id=f"{NOON}-*")
+    export_outcomes(client, idle, out)
+    for day in (1, 2, 3):
+        record(client, 1, entry_id=f"{NOON + day * 86_400_000}-*")
+        export_outcomes(client, KEYS, out)
+    client.flushall()
+    record(client, 1, keys=idle)
+    assert [(gap.after, gap.why) for gap in export_outcomes(client, idle, out).gaps] == [(exported[-1], "replaced")]
+
+
+@pytest.mark.parametrize("name", [".DS_Store", "README", "2026-01-31/README.txt", "2026-01-31/.nfs01", "2099-01-01/notes-1.json"])
+def test_a_strange_file_among_the_commits_does_not_stop_the_export(server: Server, folder: Path, name: str) -> None:
+    """Else the log would fill until its oldest events go."""
+    record(server.client, 1, entry_id=f"{NOON}-*")
+    export_outcomes(server.client, KEYS, str(folder / "out"))
+    strange = folder / "out" / "_commits" / name
+    strange.parent.mkdir(exist_ok=True)
+    strange.write_text("hello")
+    record(server.client, 2)
+    assert export_outcomes(server.client, KEYS, str(folder / "out")).events == 2
+
+
+def test_a_broken_commit_is_named(server: Server, folder: Path) -> None:
+    """The export cannot tell from it whether the log is the same."""
+    record(server.client, 1)
+    export_outcomes(server.client, KEYS, str(folder / "out"))
+    [commit] = folder.glob("out/_commits/*/*.json")
+    commit.write_text('{"log": "redel')
+    with pytest.raises(InputError, match=rf"{commit.name} is not a commit of an export .*: restore it, or move it away"):
+        export_outcomes(server.client, KEYS, str(folder / "out"))
 
 
 @pytest.mark.parametrize("cut", [False, True], ids=["whole", "cut by the cap meanwhile"])
