@@ -146,5 +146,6 @@ def test_a_folder_and_a_file_have_a_root_and_a_key() -> None:
     """The path is split at the date, if it has one."""
     assert root_of("s3://b/out/date=2026-01-31/hour=12") == "s3://b/out"
     assert root_of("s3://b/out/") == "s3://b/out"
+    assert [root_of(day) for day in ("date=2026-01-31", "./date=2026-01-31/", "/date=2026-01-31")] == [".", ".", "/"]
     assert key_of("s3://b/out/date=2026-01-31/hour=12/x.parquet", "s3://b/out") == "date=2026-01-31/hour=12/x.parquet"
     assert key_of("file:/out/x.parquet", "file:/out") == "x.parquet"

@@ -42,7 +42,7 @@ COMMITS: Final = "_commits"
 
 #: A file that the export writes; any other file there is somebody else's, and is read without a commit.
 _OURS: Final = re.compile(r"outcomes-\d+-\d+-\d+-\d+(?:-[0-9a-f]{8})?\.(?:parquet|jsonl)$")
-_DATE: Final = re.compile(r"/date=(\d{4}-\d{2}-\d{2})(?=/)")
+_DATE: Final = re.compile(r"(?:^|/)date=(\d{4}-\d{2}-\d{2})(?=/)")
 
 
 @dataclass(slots=True)
@@ -68,13 +68,15 @@ class Listing:
 def root_of(uri: str) -> str:
     """The folder of the whole export, if `uri` is one of its days or hours; else `uri`."""
     found = _DATE.search(f"{uri.rstrip('/')}/")
-    return uri.rstrip("/") if found is None else uri[: found.start()]
+    if found is None:
+        return uri.rstrip("/")
+    return uri[: found.start()] or ("/" if uri.startswith("/") else ".")
 
 
 def key_of(path: str, root: str) -> str:
     """The name of a file that does not depend on where the export is: its path from the date on, or from the folder's root."""
     found = _DATE.search(path)
-    return path[found.start() + 1 :] if found is not None else path.removeprefix(root).lstrip("/")
+    return path[found.start() :].lstrip("/") if found is not None else path.removeprefix(root).lstrip("/")
 
 
 def date_of(key: str) -> str | None:
