@@ -97,9 +97,10 @@ def test_a_place_that_cannot_be_used_is_one_line_that_says_why(tmp_path: Path, o
 
 
 def test_the_first_word_comes_before_spark_and_says_what_is_read(tmp_path: Path) -> None:
-    """It has the number and size of the files, if they are on this machine."""
+    """It has the number and size of the files, if they are on this machine; a file that an export writes now does not count."""
     (tmp_path / "outcomes").mkdir()
     (tmp_path / "outcomes" / "a.jsonl").write_bytes(b"\n" * 200_000)
+    (tmp_path / "outcomes" / ".b.jsonl.5d0e").write_bytes(b"\n")
     size = _local_size(str(tmp_path / "outcomes"), str(tmp_path / "inventory"))
     assert size == (1, 200_000)
     assert _beginning("books/outcomes", size) == "starting Spark to read 1 file (0.2 MB), events and inventory"

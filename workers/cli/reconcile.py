@@ -224,7 +224,8 @@ def _local_size(*uris: str) -> Size | None:
     for path in paths:
         if path is None:
             return None
-        files = path.rglob("*") if path.is_dir() else [path]
+        # A hidden file may be one that an export writes now, and be gone before its size is read.
+        files = (each for each in path.rglob("*") if not each.name.startswith(".")) if path.is_dir() else [path]
         found += [each.stat().st_size for each in files if each.is_file()]
     return Size(len(found), sum(found))
 
