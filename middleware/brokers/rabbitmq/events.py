@@ -9,8 +9,9 @@ missing event is noticed. The time is by the clock of the recording process (`cl
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 from redelivery.errors import EnvelopeError
 
@@ -18,6 +19,8 @@ from ...messages.events import ENTRY, Event
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+_ID: Final = re.compile(r"\d{1,15}-[\w.-]{1,100}", re.ASCII)
 
 
 def packed(numbered: Iterable[tuple[str, Event]]) -> bytes:
@@ -31,10 +34,17 @@ def events_of(body: bytes | str) -> list[Event]:
         tables = json.loads(body)
         if not isinstance(tables, list):
             raise TypeError(type(tables).__name__)  # noqa: TRY301 - handled like any other error in it
-        return [replace(Event.from_entry(table["i"], table), clock="worker") for table in tables]
+        return [_event(table) for table in tables]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
         msg = f"this message of the outcome log was not written by redelivery: {type(exc).__name__}: {exc}"
         raise EnvelopeError(msg) from exc
+
+
+def _event(table: dict[str, Any]) -> Event:
+    """The event of a table; its id becomes a part of the names of files."""
+    if not _ID.fullmatch(table["i"]):
+        raise ValueError(table["i"])
+    return replace(Event.from_entry(table["i"], {name: str(value) for name, value in table.items()}), clock="worker")
 
 
 def _table(event_id: str, event: Event) -> dict[str, str]:

@@ -256,6 +256,26 @@ def test_an_export_in_small_batches_has_every_event_once(rabbit: Rabbit, tmp_pat
     assert done.events == 50
 
 
+def test_strange_messages_in_the_log_are_set_aside_and_stop_no_export(rabbit: Rabbit, tmp_path: Path) -> None:
+    """A number that is none, an id that is no part of a file's name; a text that is a number counts. No file is overwritten."""
+    (good,) = json.loads(packed([(f"{AT}-abc.6", Event(task_id="6", outcome=Outcome.SUCCEEDED))]))
+    strange = [{**good, "g": float("inf")}, {**good, "i": f"{AT}-../../abc.6"}, {**good, "i": f"{AT}-{'a' * 300}.6"}]
+    for body in ([[each] for each in strange], [["not ours"]], [["nor this"], [{**good, "n": 5}]]):
+        with rabbit.connection() as connection:
+            channel = connection.connection.channel()
+            declare_outcomes(connection.connection, AmqpNames(), 2**20)
+            channel.confirm_select()
+            for each in body:
+                message = amqp.Message(json.dumps(each), delivery_mode=2)
+                amqp.Channel.basic_publish_confirm(channel, message, OUTCOMES_EXCHANGE, OUTCOMES)
+        with rabbit.connection() as connection:
+            export_outcomes(connection, AmqpNames(), str(tmp_path))
+    assert rabbit.depth("redelivery.outcomes") == 0
+    assert parquet.read_table(next(tmp_path.rglob("outcomes-*.parquet"))).column("task").to_pylist() == ["5"]
+    refused = [line for file in tmp_path.glob("_refused/*.jsonl") for line in file.read_text().splitlines()]
+    assert len(refused) == 5
+
+
 def test_what_left_the_log_unexported_is_a_gap(rabbit: Rabbit, tmp_path: Path) -> None:
     """Ten events vanish from the log's head between two exports: the export reports ten, and nothing if all are there."""
     names = AmqpNames()

@@ -76,7 +76,8 @@ def export_outcomes(
             taken, messages = Batch(), []
             for found in look:
                 messages.append(found)
-                taken.entries.extend(storable(_read(found.raw)))
+                number = result.events + result.refused + len(taken.entries)
+                taken.entries.extend(storable(_read(found.raw, f"{now_ms}-{number}")))
                 if len(taken.entries) >= batch:
                     break
             if not messages:
@@ -187,11 +188,11 @@ def body_of(message: Any) -> bytes:
     return body.encode("utf-8", "replace") if isinstance(body, str) else bytes(body)
 
 
-def _read(body: bytes) -> list[Event | Refused]:
-    """The events of a message of the log; if redelivery did not write it, a `Refused` with the reason."""
+def _read(body: bytes, refused_id: str = "") -> list[Event | Refused]:
+    """The events of a message of the log; if redelivery did not write it, a `Refused` with this id and the reason."""
     try:
         return list(events_of(body))
     except EnvelopeError as exc:
         text = body.decode("utf-8", "replace")
         values = {"body": text[:1024]}
-        return [Refused(f"0-{len(body)}", json.loads(json.dumps(values)), str(exc))]
+        return [Refused(refused_id, json.loads(json.dumps(values)), str(exc))]
