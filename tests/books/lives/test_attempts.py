@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from redelivery import Redelivery, redeliver
 from redelivery.settings.matching import AddressPattern
 from redelivery.workers.operations.inventory.deadlines import deadlines_of
+from redelivery.workers.reconciliation.figures.attempts import failures_by
 from redelivery.workers.reconciliation.figures.deadlines import Deadline
 from redelivery.workers.reconciliation.job import reconcile
 from tests.support.books.spark_session import NOON, Histories, rows, spark
@@ -79,6 +80,15 @@ def test_run_times_and_what_failures_cost(spark: SparkSession, tmp_path: Path, *
     assert 'id="run-times"' in page
     assert 'data-cost="f1"' in page
     assert "2 attempts have no known time" in page
+
+
+@pytest.mark.parametrize("releases", [("r1", "r2"), ("r2", "r1")])
+def test_of_two_releases_that_failed_first_at_once_one_is_always_named(spark: SparkSession, releases: tuple[str, str]) -> None:
+    """Whatever the order of the rows is, so that the same events give the same books."""
+    columns = "queue string, task string, is_failed boolean, exception string, fingerprint string, release string"
+    lines = [("orders", "shop.charge", True, "E", "f", release, 0, 1, 1, 5, NOON) for release in releases]
+    cells = spark.createDataFrame(lines, f"{columns}, run_class int, attempts long, timed long, run_ms long, first_ms long")
+    assert [row["first_release"] for row in failures_by(cells.coalesce(1)).collect()] == ["r1"]
 
 
 def test_without_times_in_the_log_they_are_unknown(spark: SparkSession, tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ RUNS: Final = {
     **{f"failed_{name}": f"coalesce(sum(CASE WHEN is_failed THEN {name} END), 0)" for name in ("attempts", "timed", "run_ms")},
     RUN_TIMES: percentiles("run_class", "timed"),
     "first_ms": "min(first_ms)",
-    "first_release": "min_by(release, CASE WHEN release IS NOT NULL THEN first_ms END)",
+    "first_release": "min(CASE WHEN release IS NOT NULL THEN struct(first_ms, release) END).release",
 }
 
 
