@@ -16,17 +16,26 @@ from redelivery.errors import ConfigurationError
 
 from . import sources
 from .general import GENERAL, GeneralSettings
-from .policy import FIELDS, RedeliveryPolicy, read_fields
+from .matching import AddressPattern
+from .policy import FIELDS, UNLIMITED, RedeliveryPolicy, read_fields
+from .sources import Row
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from os import PathLike
 
-    from .sources import Row, Source
+    from .sources import Source
 
 BUILT_IN, DECORATOR = "built-in", "decorator"
 #: Queues and tasks come from the app, so they are few; this bounds the memory if messages name many others.
 MAX_REMEMBERED = 10_000
+#: If the result backend cannot count a chord's members, this task asks with `retry` whether all have ended. That is no failure.
+CHORD_UNLOCK = Row(
+    sources.TASKS,
+    AddressPattern("celery.chord_unlock"),
+    {"max_delivery_attempts": UNLIMITED, "max_age": None},
+    BUILT_IN,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +133,7 @@ class RedeliverySettings(GeneralSettings):
         """The rows of a table that match this address, the most specific last; equally specific rows stay in the order written."""
         if address is None:
             return
-        speaking = [row for row in self.rows if row.table == table and row.pattern.matches(address)]
+        speaking = [row for row in (CHORD_UNLOCK, *self.rows) if row.table == table and row.pattern.matches(address)]
         for row in sorted(speaking, key=lambda row: row.pattern.specificity):
             yield row.fields, str(row)
 

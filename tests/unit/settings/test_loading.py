@@ -121,6 +121,17 @@ def test_layers_are_merged_setting_by_setting() -> None:
     assert settings.policy_for("other").policy.max_delivery_attempts == 10
 
 
+def test_chords_are_asked_for_without_a_limit_but_one_of_their_own() -> None:
+    """Celery's own task has no limit, whatever its queue and patterns say; a row of its name may give it one."""
+    limits = {"max_delivery_attempts": 3, "max_age": 60}
+    rows: dict[str, Any] = {"queues": {"#": limits}, "tasks": {"celery.*": limits}}
+    policy = load(rows).policy_for("q", "celery.chord_unlock").policy
+    assert (policy.max_delivery_attempts, policy.max_age) == (-1, None)
+    rows["tasks"]["celery.chord_unlock"] = {"max_age": 600}
+    policy = load(rows).policy_for("q", "celery.chord_unlock").policy
+    assert (policy.max_delivery_attempts, policy.max_age) == (-1, 600)
+
+
 def test_of_tied_patterns_the_later_wins() -> None:
     """The order written decides what nothing else does."""
     rows = {"a.#": {"max_age": 1}, "a.#.#": {"max_age": 2}}

@@ -15,7 +15,9 @@ from tests.support.running import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
+    from tests.support.running import Shop
     from tests.support.trials.trial import Side, Trial
 
     Workflow = Callable[["Parts"], Any]
@@ -140,6 +142,22 @@ def test_redelivered_members_complete_their_workflow_once(stored: Trial) -> None
         for task_id in {*parts.ids("add")}:
             lives = [event for event in stored.ours.events_of(task_id) if event.outcome == "succeeded"]
             assert len({(event.nesting, event.event_id) for event in lives}) == len({event.nesting for event in lives}), name
+
+
+def test_a_chord_is_asked_for_as_often_as_its_members_need(shop: Callable[..., Shop], folder: Path) -> None:
+    """Files count no members, so Celery asks again and again: more often than a message of this queue may be delivered."""
+    (folder / "results").mkdir()
+    made = shop(backend=f"file://{folder / 'results'}", conf={"result_chord_retry_interval": 0.05})
+    made.start(pool="threads")
+
+    def sig(task: str, *args: Any) -> Any:
+        return made.app.signature(f"{made.module}.{task}", args=args)
+
+    result = chord([sig("waits", str(folder / "gate")), sig("ok", 1)], sig("ok"))()
+    polled = ("celery.chord_unlock", "redelivery_scheduled")
+    until(lambda: [(event.task, event.outcome) for event in made.events].count(polled) > 3, what="more questions than attempts")
+    (folder / "gate").touch()
+    assert result.get(timeout=60) == [None, 1]
 
 
 def failing(p: Parts, dies: str) -> Any:
