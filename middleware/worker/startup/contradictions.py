@@ -64,6 +64,7 @@ def found_contradictions(runtime: Runtime) -> list[Contradiction]:
     if runtime.enforces:
         found += _settings(app)
         found += _tasks(runtime)
+        found += _queues(runtime)
     return found
 
 
@@ -94,6 +95,17 @@ def _tasks(runtime: Runtime) -> Iterator[Contradiction]:
             if said is not UNSET and said == value:
                 what = f"task {name!r}: {attribute}={value!r} contradicts Redelivery"
                 yield Contradiction(what, why, fix.replace("setting", "option"))
+
+
+def _queues(runtime: Runtime) -> Iterator[Contradiction]:
+    for name, queue in sorted(runtime.app.amqp.queues.consume_from.items()):
+        is_broadcast = queue.exchange is not None and queue.exchange.type == "fanout"
+        if queue.no_ack and not is_broadcast and runtime.policies.is_enabled("", name):
+            yield Contradiction(
+                f"queue {name!r}: no_ack=True contradicts Redelivery",
+                "a worker that dies loses its messages",
+                "remove the option, or set enabled = false for the queue",
+            )
 
 
 #: Policy fields that only Redis's transport keeps, and what does the same on RabbitMQ.

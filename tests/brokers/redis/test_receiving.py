@@ -202,3 +202,13 @@ def test_a_busy_worker_lets_the_server_know_with_the_end_that_frees_a_process() 
     receiver.asked()
     receiver.waits(-5000)
     assert receiver.seconds_to_wait() == 0
+
+
+def test_a_queue_without_acknowledgements_is_received_as_any_other(shop: Callable[..., Shop]) -> None:
+    """It was added by remote control: at its start, a worker refuses such a queue."""
+    made = shop()
+    made.start("-Q", "celery")
+    made.app.control.add_consumer("fast", options={"no_ack": True}, reply=True, timeout=60)
+    task_id = made.send("fails", 1, queue="fast")
+    made.ended(task_id, "succeeded")
+    assert made.outcomes_of(task_id) == ["published", "redelivery_scheduled", "succeeded"]

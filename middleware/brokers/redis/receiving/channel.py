@@ -404,11 +404,11 @@ class Receiving:
         return release_credit
 
     def basic_consume(self: Any, queue: str, no_ack: bool, callback: Callable[..., Any], consumer_tag: str, **kwargs: Any) -> Any:
-        """As kombu's; an armed channel calls `callback` with complete messages."""
+        """As kombu's; an armed channel calls `callback` with complete messages, and holds those of a queue with `no_ack`, too."""
         if self.receiver is None and not no_ack:
             callback = _named(callback, queue)
         answer = super().basic_consume(queue, no_ack, callback, consumer_tag, **kwargs)  # type: ignore[misc]
-        if self.receiver is not None and queue not in self._fanout_queues and not no_ack:
+        if self.receiver is not None and queue not in self._fanout_queues:
             self.connection._callbacks[queue] = callback  # noqa: SLF001 - as kombu's `basic_consume`
             self.receiver.wake()
         return answer

@@ -138,6 +138,7 @@ def test_redelivery_configures_and_finalises_nothing() -> None:
         ({"broker_url": "qpid://"}, ("is not supported by redelivery", "virtual transport")),
         ({"broker_url": "radis://localhost"}, ("broker_url cannot be used", "radis")),
         ({"broker_transport_options": {"ack_emulation": False}}, ("ack_emulation", "remove it")),
+        ({"task_queues": {"celery": {}, "fast": {"no_ack": True}}}, ("queue 'fast': no_ack=True", "enabled = false")),
     ],
     ids=lambda each: next(iter(each)) if isinstance(each, dict) else "",
 )
@@ -157,6 +158,7 @@ def test_a_setting_that_breaks_a_guarantee_is_named_with_its_fix(conf: dict[str,
         {"task_acks_late": False},
         {"task_acks_late": True, "task_reject_on_worker_lost": True},
         {"broker_transport_options": {"visibility_timeout": 60}},
+        {"task_queues": {"all": {"no_ack": True, "exchange": "all", "exchange_type": "fanout"}}},
         {"broker_url": "sentinel://localhost:1;sentinel://localhost:2", "broker_transport_options": {"master_name": "m"}},
     ],
 )
