@@ -95,7 +95,7 @@ class Decided(NamedTuple):
         return cls(_KINDS[kind](Reason(reason), detail), Failed(**failed), tag)
 
     def attach(self, exc: BaseException) -> None:
-        """Put it on the exception. Raises `AttributeError` if the exception takes no attribute."""
+        """Put it on the exception. If that takes no attribute, whatever it answers is raised: mostly `AttributeError`."""
         kind, reason = type(self.decision).__name__, str(self.decision.reason)
         failed = {name: getattr(self.failed, name) for name in ("type", "message", "fingerprint")}
         setattr(exc, DECIDED, (kind, reason, self.decision.detail, failed, self.tag))
@@ -161,7 +161,7 @@ class Attempt:
             return Redelivering(None, reported, decided.delay, **facts)
         try:
             Decided(decided, failed, self.facts.tag).attach(exc)
-        except AttributeError:  # an exception with slots: the worker decides again
+        except Exception:  # noqa: BLE001 - one with slots, or with a `__setattr__` of its own: the worker decides again
             log.debug("decision.not_attached", exception=type(exc).__name__)
         return exc
 

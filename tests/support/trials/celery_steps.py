@@ -37,6 +37,14 @@ class Unbuildable(Exception):
         self.two, self.three = two, three
 
 
+class Frozen(Exception):
+    """Refuses attributes in its own way, as a model of another library does."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        message = f"{name} cannot be set"
+        raise TypeError(message)
+
+
 class Expected(Exception):
     """An ordinary failure of the tests."""
 
@@ -51,6 +59,7 @@ EXCEPTIONS: dict[str, Callable[[str], BaseException]] = {
     "expected": Expected,
     "unpicklable": Unpicklable,
     "unbuildable": lambda message: Unbuildable(message, three="three"),
+    "frozen": Frozen,
     "dead_letter": DeadLetter,
     "memory": MemoryError,
     "exit": SystemExit,

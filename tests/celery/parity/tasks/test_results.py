@@ -53,6 +53,7 @@ DEATHS: list[tuple[list[Any], dict[str, Any], type[Exception] | str, str, str]] 
     (step("reject", requeue=True), {}, Reject, "rejected", "rejected"),
     (step("fail", kind="unpicklable", message="locked"), {}, "UnpickleableExceptionWrapper", "locked", "exhausted"),
     (step("fail", kind="unbuildable", message="wrong"), {}, "UnpickleableExceptionWrapper", "wrong", "exhausted"),
+    (step("fail", kind="frozen", message="hard"), {}, "Frozen", "hard", "exhausted"),
     (step("nap", seconds=30), {"soft_time_limit": 1}, SoftTimeLimitExceeded, "", "exhausted"),
     (step("nap", seconds=30), {"time_limit": 1}, TimeLimitExceeded, "1", "time_limit"),
     (step("kill"), {}, WorkerLostError, "", "worker_lost"),
