@@ -59,7 +59,7 @@ class AmqpNames(Names):
 
     @property
     def delays_declared(self) -> str:
-        """An exchange that is only a mark: if it exists, the whole delay store exists."""
+        """An exchange that is only a mark: if it exists, the whole delay store has been declared."""
         return f"{self.delay_prefix}_declared"
 
 

@@ -54,14 +54,14 @@ def declare_outcomes(connection: Any, names: AmqpNames, max_bytes: int) -> None:
         channel.queue_bind(names.outcomes, names.outcomes_exchange, names.outcomes)
 
 
-def declare_delays(connection: Any, names: AmqpNames) -> None:
-    """Declare the delay store, as kombu declares its own, from the last exchange on; if the process dies, it is declared again.
+def declare_delays(connection: Any, names: AmqpNames) -> bool:
+    """Declare the delay store, as kombu declares its own, if any part of it is missing; return whether one was.
 
-    A message enters at the highest bit of its delay. At each level it waits if its bit is 1, and passes if it is 0. The queues
+    It is declared from the last exchange on; if the process dies, it is declared again. A message enters at the highest bit of its delay. At each level it waits if its bit is 1, and passes if it is 0. The queues
     have no delivery limit: at the limit, a level would pass the message on too early.
     """
-    if has_exchange(connection, names.delays_declared):
-        return
+    if _exists(connection, lambda channel: _look_at_delays(channel, names)):
+        return False
     with connection.channel() as channel:
         behind = names.delivery_exchange
         channel.exchange_declare(behind, "topic", durable=True, auto_delete=False)
@@ -82,6 +82,16 @@ def declare_delays(connection: Any, names: AmqpNames) -> None:
             behind = level
         channel.exchange_declare(names.delays_declared, "direct", durable=True, auto_delete=False)
     log.info("delay_store.declared", prefix=names.delay_prefix)
+    return True
+
+
+def _look_at_delays(channel: Any, names: AmqpNames) -> None:
+    """Raises `NotFound` if an exchange or a queue of the delay store is missing."""
+    levels = [names.level(bit) for bit in range(BITS)]
+    for exchange in (names.delays_declared, names.delivery_exchange, *levels):
+        channel.exchange_declare(exchange, "direct", passive=True)
+    for queue in levels:
+        channel.queue_declare(queue, passive=True)
 
 
 def bind_to_delays(channel: Any, queue: str, names: AmqpNames) -> None:

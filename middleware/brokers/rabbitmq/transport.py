@@ -30,7 +30,7 @@ from .kept_connection import KeptConnection
 from .messages import home_of, message_of
 from .names import AmqpNames
 from .policies import warn_of_bypasses, warn_of_policies
-from .publisher import Move, Publisher
+from .publisher import QUARANTINE, Move, Publisher
 from .topology import (
     bind_to_delays,
     declare_delays,
@@ -82,6 +82,8 @@ class AmqpTransport(WithoutLeases):
         self._kept = KeptConnection(self.connect)
         self.publisher = Publisher(self.connect, self.keys, self._declare_outcomes, self._settled)
         self._ready: set[tuple[str, str]] = set()
+        #: When it may be looked again whether the delay store is whole.
+        self._look_again = 0.0
         self._starts = Starts(self.connect)
         self._journal = Journal(self.connect, self.keys.journal)
         self._has_journal = False
@@ -325,10 +327,18 @@ class AmqpTransport(WithoutLeases):
         if name is not None:
             self._starts.forget(name)
 
+    def _declare_delays(self, connection: Any) -> None:
+        """Declare what is missing of the delay store: many moves that fail are one look, and each is tried again after a pause."""
+        if time.monotonic() < self._look_again:
+            return
+        if declare_delays(connection, self.keys):
+            self._ready.clear()  # the bindings of the queues may be gone, too
+        self._look_again = time.monotonic() + QUARANTINE
+
     def _delaying(self, queue: str) -> Callable[[Any, bool], bool]:
         def prepare(connection: Any, is_again: bool) -> bool:
             if is_again or ("delay", queue) not in self._ready:
-                declare_delays(connection, self.keys)
+                self._declare_delays(connection)
                 with connection.channel() as channel:
                     bind_to_delays(channel, queue, self.keys)
                 self._ready.add(("delay", queue))

@@ -12,7 +12,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from redelivery.middleware.brokers.rabbitmq.messages import message_of
-from redelivery.middleware.brokers.rabbitmq.names import OUTCOMES
+from redelivery.middleware.brokers.rabbitmq.names import OUTCOMES, AmqpNames
 from redelivery.middleware.brokers.rabbitmq.publisher import Move
 from redelivery.middleware.brokers.rabbitmq.topology import has_queue
 from redelivery.middleware.brokers.rabbitmq.transport import AmqpTransport
@@ -103,6 +103,18 @@ def test_what_is_deleted_under_a_worker_is_declared_again(rabbit: Rabbit, rabbit
     third = here.send("fails", 1)
     until(lambda: len(here.runs(third)) == 2, what="the task to have succeeded")
     until(lambda: (rabbit.depth(OUTCOMES) or 0) >= 2, what="its events to be in a log that is there again")
+
+
+@pytest.mark.parametrize("kind", ["queue", "exchange"])
+def test_a_level_of_the_delay_store_that_is_deleted_is_declared_again(
+    rabbit: Rabbit, rabbit_shop: Callable[..., Shop], kind: str
+) -> None:
+    """It is deleted under a worker: the next redelivery waits in a level that is there again."""
+    here = rabbit_shop()
+    here.start()
+    with rabbit.connection() as connection:
+        getattr(connection.default_channel, f"{kind}_delete")(AmqpNames().level(0))
+    here.ended(here.send("fails", 1), "succeeded")
 
 
 def test_a_dead_letter_queue_that_may_not_be_made_is_waited_for(rabbit: Rabbit, rabbit_shop: Callable[..., Shop]) -> None:

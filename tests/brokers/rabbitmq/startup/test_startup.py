@@ -90,8 +90,8 @@ def test_what_is_looked_at_has_no_delivery_limit(rabbit: Rabbit) -> None:
     assert arguments.count(str(2**31 - 1)) == BITS + 1
 
 
-def test_a_delay_store_that_was_left_half_declared_is_declared_again(rabbit: Rabbit) -> None:
-    """A worker died while it declared the store: the last queue exists, but no level leads there."""
+def test_a_delay_store_that_lacks_a_part_is_declared_again(rabbit: Rabbit) -> None:
+    """A worker died while it declared the store: the last queue exists, but no level leads there. Or somebody deleted a part."""
     names = AmqpNames()
     with rabbit.connection() as connection:
         made = connection.connection
@@ -99,9 +99,17 @@ def test_a_delay_store_that_was_left_half_declared_is_declared_again(rabbit: Rab
         declare_delays(made, names)
         assert all(has_queue(made, names.level(bit)) for bit in range(BITS))
         bound = rabbit.node.evaluate(f'length(rabbit_binding:list(<<"{rabbit.name}">>)).')
-        connection.default_channel.exchange_delete(names.delays_declared)
-        declare_delays(made, names)
-        assert rabbit.node.evaluate(f'length(rabbit_binding:list(<<"{rabbit.name}">>)).') == bound
+        channel = connection.default_channel
+        for delete, name in [
+            (channel.exchange_delete, names.delays_declared),
+            (channel.exchange_delete, names.delivery_exchange),
+            (channel.exchange_delete, names.level(3)),
+            (channel.queue_delete, names.level(BITS - 1)),
+        ]:
+            delete(name)
+            assert declare_delays(made, names), name
+            assert rabbit.node.evaluate(f'length(rabbit_binding:list(<<"{rabbit.name}">>)).') == bound, name
+        assert not declare_delays(made, names)
 
 
 def test_a_workers_line_says_what_its_broker_lacks(rabbit: Rabbit, folder: Path) -> None:
