@@ -10,6 +10,7 @@ are sent again, with their events under the same ids. So a task can exist twice,
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 import amqp
@@ -35,7 +36,8 @@ if TYPE_CHECKING:
 #: Seconds for all confirmations of a batch to come, unless `confirm_timeout` or `timeout` is given.
 TIMEOUT = 30.0
 
-_NUMBERS = Numbering()
+#: As `channel.NUMBERS`.
+_NUMBERS: defaultdict[tuple[str, str], Numbering] = defaultdict(Numbering)
 
 
 class _Written:
@@ -62,6 +64,7 @@ class Together:
         self._connection, self._names = connection, names
         self._channel = connection.channel()
         self._confirms = Confirms(self._channel)
+        self._numbers = _NUMBERS[connection.client.host, connection.client.virtual_host]
         self._written = _Written()
         self._write_frame = frame_writer(connection, self._written)
 
@@ -98,7 +101,7 @@ class Together:
             self._send()
             self._confirmed(min((each.how["confirm_timeout"] or each.how["timeout"] or TIMEOUT for each in left), default=TIMEOUT))
         except BaseException:
-            _NUMBERS.begin_anew()  # the last events may not have arrived: their numbers would look like lost events
+            self._numbers.begin_anew()  # the last events may not have arrived: their numbers would look like lost events
             raise
         finally:
             for number, each in zip(numbers, left, strict=True):
@@ -115,7 +118,7 @@ class Together:
         message = publication.message(producer)
         event = producer.prepared(message, publication.how["exchange"], publication.how["routing_key"])
         if event is not None and not publication.event_id:
-            publication.event_id = _NUMBERS.next_id()
+            publication.event_id = self._numbers.next_id()
         return message, event
 
     def _add(self, message: Any, how: Mapping[str, Any]) -> int:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 import amqp
@@ -41,7 +42,8 @@ if TYPE_CHECKING:
     from ...messages.events import Event
     from ...messages.publication import Batch
 
-NUMBERS = Numbering()
+#: The numbers of this process's events, for each broker (its address, and the virtual host): each log has its own, without gaps.
+NUMBERS: defaultdict[tuple[str, str], Numbering] = defaultdict(Numbering)
 NAMES = AmqpNames()
 #: The most messages that a producer publishes in one write, and whose confirmations it awaits together.
 MAX_TOGETHER = 500
@@ -172,12 +174,14 @@ class Channel(Windowed):
         if event is None:
             return
         self._declare_once()
-        body = packed([(NUMBERS.next_id(), event)])
+        client = self.connection.client
+        numbers = NUMBERS[client.host, client.virtual_host]
+        body = packed([(numbers.next_id(), event)])
         message = amqp.Message(body, content_type="application/json", delivery_mode=PERSISTENT)
         try:
             publish(message, NAMES.outcomes_exchange, NAMES.outcomes)
         except BaseException:
-            NUMBERS.begin_anew()
+            numbers.begin_anew()
             raise
 
     def prepared(self, msg: Any, exchange: str, routing_key: str) -> Event | None:

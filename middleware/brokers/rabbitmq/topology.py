@@ -57,8 +57,9 @@ def declare_outcomes(connection: Any, names: AmqpNames, max_bytes: int) -> None:
 def declare_delays(connection: Any, names: AmqpNames) -> bool:
     """Declare the delay store, as kombu declares its own, if any part of it is missing; return whether one was.
 
-    It is declared from the last exchange on; if the process dies, it is declared again. A message enters at the highest bit of its delay. At each level it waits if its bit is 1, and passes if it is 0. The queues
-    have no delivery limit: at the limit, a level would pass the message on too early.
+    It is declared from the last exchange on; if the process dies, it is declared again. A message enters at the highest bit of its
+    delay. At each level it waits if its bit is 1, and passes if it is 0. The queues have no delivery limit: at the limit, a level
+    would pass the message on too early.
     """
     if _exists(connection, lambda channel: _look_at_delays(channel, names)):
         return False

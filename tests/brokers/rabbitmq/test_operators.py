@@ -11,20 +11,19 @@ from typing import TYPE_CHECKING, Any, cast
 
 import amqp
 import pytest
-from celery import Celery
+from celery import Celery, group
 from kombu import Exchange, Queue
 from pyarrow import parquet
 from structlog.testing import capture_logs
 
 from redelivery import Redelivery
 from redelivery.errors import BrokerError
-from redelivery.middleware.brokers.rabbitmq import channel as amqp_channel
 from redelivery.middleware.brokers.rabbitmq.events import packed
 from redelivery.middleware.brokers.rabbitmq.journal import letter_look
 from redelivery.middleware.brokers.rabbitmq.names import OUTCOMES, OUTCOMES_EXCHANGE, AmqpNames
 from redelivery.middleware.brokers.rabbitmq.peek import Look, depth_of
 from redelivery.middleware.brokers.rabbitmq.topology import declare_outcomes
-from redelivery.middleware.messages.events import Event, Numbering, Outcome
+from redelivery.middleware.messages.events import Event, Outcome
 from redelivery.workers.brokers.rabbitmq import delay_store as amqp_delay_store
 from redelivery.workers.brokers.rabbitmq import gaps as amqp_gaps
 from redelivery.workers.brokers.rabbitmq import inventory as amqp_inventory
@@ -294,7 +293,6 @@ def test_what_left_the_log_unexported_is_a_gap(rabbit: Rabbit, tmp_path: Path) -
 def test_an_announcement_that_did_not_arrive_is_no_gap(rabbit: Rabbit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The connection is cut after an export. Celery publishes the task and its event again: nothing is missing from the log."""
     monkeypatch.setattr(amqp_gaps, "YOUNG_MS", -60_000)  # as if a minute had passed
-    monkeypatch.setattr(amqp_channel, "NUMBERS", Numbering())  # as in a process that has published nothing yet
     proxy, names = Proxy(rabbit.node.port).start(), AmqpNames()
     app = Celery("cut", broker=rabbit.url.replace(f":{rabbit.node.port}/", f":{proxy.port}/"), set_as_current=False)
     app.conf.broker_transport_options = {"confirm_publish": True}
@@ -314,6 +312,26 @@ def test_an_announcement_that_did_not_arrive_is_no_gap(rabbit: Rabbit, tmp_path:
     finally:
         app.close()
         proxy.stop()
+
+
+def test_a_process_that_publishes_to_two_brokers_leaves_no_gap_in_either_log(
+    rabbit: Rabbit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One by one, and in groups: each log has numbers of its own."""
+    monkeypatch.setattr(amqp_gaps, "YOUNG_MS", -60_000)  # as if a minute had passed
+    other = rabbit.node.vhost()
+    try:
+        for broker in (other, rabbit):
+            app = Celery("two", broker=broker.url, set_as_current=False)
+            Redelivery(app)
+            app.send_task("shop.pack")
+            group([app.signature("shop.pack")] * 2, app=app).apply_async()
+            app.close()
+        with rabbit.connection() as connection:
+            done = export_outcomes(connection, AmqpNames(), str(tmp_path), format="jsonl")
+    finally:
+        other.remove()
+    assert (done.events, done.gaps) == (3, [])
 
 
 def test_of_two_exports_at_once_one_is_refused(rabbit: Rabbit, tmp_path: Path) -> None:
