@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -280,26 +281,35 @@ def test_a_key_of_another_type_leaves_the_message_held(bench: Bench, move: str, 
     assert bench.client.hexists("unacked", tag) == (move == "accept")
 
 
+def without_right(bench: Bench, command: str) -> Any:
+    """A client of a user that may not use this command."""
+    bench.client.execute_command("ACL", "SETUSER", "limited", "on", "nopass", "~*", "&*", "+@all", f"-{command}")
+    return Redis(unix_socket_path=bench.client.connection_pool.connection_kwargs["path"], username="limited", password="-")
+
+
 @pytest.mark.parametrize(
     ("move", "command"),
     [
         ("acknowledge", "xadd"),
+        ("acknowledge", "hdel"),
         ("dead_letter", "lpush"),
         ("dead_letter", "xadd"),
+        ("dead_letter", "hdel"),
         ("defer", "zadd"),
         ("defer", "xadd"),
+        ("defer", "hdel"),
         ("requeue", "xadd"),
+        ("requeue", "hdel"),
         ("put first", "rpush"),
         ("release", "rpush"),
+        ("release", "hdel"),
     ],
 )
 def test_a_command_that_may_not_be_used_leaves_the_message_held(bench: Bench, move: str, command: str) -> None:
-    """If the user's rights end in the middle of a script, no message is lost."""
+    """If the user's rights end in the middle of a script, no message is lost, moved twice or recorded twice."""
     tag = bench.take()
     before = everything(bench)
-    bench.client.execute_command("ACL", "SETUSER", "limited", "on", "nopass", "~*", "&*", "+@all", f"-{command}")
-    limited = Redis(unix_socket_path=bench.client.connection_pool.connection_kwargs["path"], username="limited", password="-")
-    bench.transport.client, allowed = limited, bench.transport.client
+    bench.transport.client, allowed = without_right(bench, command), bench.transport.client
     with pytest.raises((NoPermissionError, ResponseError)):
         moves(bench, tag)[move]()
     bench.transport.client = allowed
@@ -359,6 +369,21 @@ def test_promote_leaves_a_destination_alone_whose_list_is_of_another_type(bench:
     until(lambda: bench.transport.stores.promote(10)[0], what="the destination to be asked again")
     assert bench.waiting("broken") == ["a"]
     assert not bench.client.exists("redelivery:delayed:tasks")
+
+
+@pytest.mark.parametrize("command", ["hdel", "zrem", "lpush"])
+def test_promote_moves_nothing_that_it_may_not_remove(bench: Bench, command: str) -> None:
+    """Otherwise the message would be moved again each second."""
+    bench.transport.defer(bench.take(), QUEUE, message(), task_id="a", event=None, delay_ms=1)
+    bench.let_pass(1)
+    before = everything(bench)
+    bench.transport.stores.client, allowed = without_right(bench, command), bench.transport.stores.client
+    with suppress(ResponseError):
+        bench.transport.stores.promote(10)
+    bench.transport.stores.client = allowed
+    assert everything(bench) == before
+    until(lambda: bench.transport.stores.promote(10)[0], what="the message to be moved")
+    assert bench.waiting() == ["a"]
 
 
 @pytest.mark.parametrize("name", [QUEUE, "redelivery:outcomes"])

@@ -11,6 +11,7 @@ local now, limit, moved, missing, refused = now_ms(), tonumber(ARGV[1]), 0, 0, '
 
 local function move(name, due, messages, list)
   redis.call('LLEN', list)
+  redis.call('HDEL', messages, '') -- removes nothing: it fails before anything is moved if the messages could not be removed
   local ids = redis.call('ZRANGEBYSCORE', due, '-inf', now, 'LIMIT', 0, limit)
   if #ids == 0 then return end
   local found, tasks, absent = {}, {}, 0

@@ -4,6 +4,7 @@
 -- Returns {how many went back, the error of the first that could not, or ''}; messages that are no longer held stay where they are.
 -- Bound: the caller's batch.
 -- Checked: each message is in its list before it is let go; if the list refuses it, it stays held, and the others go on.
+redis.call('HDEL', KEYS[1], '') -- removes nothing: it fails before anything is put back if the messages could not be let go
 local released, refused = 0, ''
 for i = 4, #KEYS do
   local tag = ARGV[2 * i - 7]

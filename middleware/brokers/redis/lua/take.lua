@@ -5,13 +5,12 @@
 -- An empty tag: no message is held, and only the event is recorded.
 
 -- nil: the message may be taken; 'already': it is gone, and its owner is alive, so this call is a repeat; 'refused': it was given
--- to another owner. The first write frees memory (or removes nothing), so that a full server (maxmemory, noeviction) runs the
--- script to its end. It removes only the entry by which plain workers find the message.
+-- to another owner. The first command removes nothing: it fails if `let_go` would fail, before anything is added; and because it
+-- frees memory, a full server (maxmemory, noeviction) runs the script to its end. The ZREM removes only the entry by which plain
+-- workers find the message.
 local function why_not()
-  if ARGV[1] == '' then
-    redis.call('HDEL', KEYS[1], '')
-    return nil
-  end
+  redis.call('HDEL', KEYS[1], '')
+  if ARGV[1] == '' then return nil end
   if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then
     if redis.call('HEXISTS', KEYS[4], ARGV[2]) == 1 then return 'already' end
     return 'refused'
