@@ -282,3 +282,23 @@ def test_a_key_of_another_type_refuses_the_publication_and_changes_nothing(produ
     with pytest.raises(Exception, match="WRONGTYPE"):
         producer.send()
     assert producer.ids() == ids
+
+
+@pytest.mark.parametrize("command", ["rpop", "hset", "xadd"])
+def test_a_command_that_may_not_be_used_evicts_nothing(producer: Producer, command: str) -> None:
+    """Neither a publication nor the keeper loses a message of the queue, or moves one without a record."""
+    begin(producer.install, "keeper@test")
+    ids = producer.send(N) + producer.send(plain=True)
+    recorded = producer.client.xlen("redelivery:outcomes")
+    producer.client.execute_command("ACL", "SETUSER", "default", f"-{command}")
+    try:
+        with pytest.raises(Exception, match="permission"):
+            producer.send(retry=False)
+        with pytest.raises(Exception, match="permission"):
+            QueueKeeper(producer.install).step()
+    finally:
+        producer.client.execute_command("ACL", "SETUSER", "default", "+@all")
+    assert (producer.ids(), producer.ids("DLQ.bounded")) == (ids, [])
+    assert producer.client.xlen("redelivery:outcomes") == recorded
+    producer.keep()
+    assert (producer.ids(), producer.ids("DLQ.bounded")) == (ids[1:], ids[:1])

@@ -10,8 +10,9 @@
 -- Returns {state, index of the list, message}: 'done' or 'oldest' (another message is the oldest now), with the message that would
 -- be evicted next; 'within' (there is nothing to do); 'missing' (the dead-letter queue does not exist).
 -- Bound: one message, at most ten lists.
--- Checked: every key that is written later is read first. The message leaves its list first, so that it works on a full server.
--- uses: append oldest
+-- Checked: every key that is written later is read first. The message leaves its list first, so that it works on a full server; if a
+-- later step fails, it is put back.
+-- uses: append attempt oldest
 redis.call('XLEN', KEYS[1])
 redis.call('HLEN', KEYS[2])
 redis.call('LLEN', KEYS[3])
@@ -34,12 +35,21 @@ local now = following()
 if now[1] == 'within' or at == 0 or now[2] ~= at or now[3] ~= ARGV[3] then return now end
 if ARGV[5] == '1' and redis.call('EXISTS', KEYS[3], KEYS[4]) == 0 then return {'missing', at, ARGV[3]} end
 
-redis.call('RPOP', KEYS[at])
-if ARGV[6] ~= '' then
-  redis.call('LPUSH', KEYS[3], ARGV[6])
-  redis.call('HSET', KEYS[2], ARGV[7], ARGV[4])
-end
-if ARGV[29] then append(KEYS[1], 29) end
-if ARGV[8] then append(KEYS[1], 8) end
+local popped, pushed
+local err = attempt(
+  function()
+    popped = redis.call('RPOP', KEYS[at])
+    if ARGV[6] ~= '' then
+      pushed = redis.call('LPUSH', KEYS[3], ARGV[6])
+      redis.call('HSET', KEYS[2], ARGV[7], ARGV[4])
+    end
+    if ARGV[29] then append(KEYS[1], 29) end
+    if ARGV[8] then append(KEYS[1], 8) end
+  end,
+  function()
+    if pushed then redis.call('LPOP', KEYS[3]) end
+    if popped then redis.call('RPUSH', KEYS[at], popped) end
+  end)
+if err then return err end
 local next = following()
 return {'done', next[2] or 0, next[3] or ''}

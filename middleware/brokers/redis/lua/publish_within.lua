@@ -10,21 +10,20 @@
 -- Returns {state, ...}: 'done' and the length of the queue; 'missing' and the length (published, although the queue is full,
 -- because the dead-letter queue does not exist); 'refused' and the length; 'oldest', the index of a list, the message to evict
 -- first, and the time: then nothing has changed. Bound: two messages, at most ten lists.
--- Checked: every key that is written later is read first.
--- uses: append clock dated oldest
+-- Checked: every key that is written later is read first. If a step fails, all is taken back, and nothing is published or recorded.
+-- uses: append attempt clock dated oldest
 redis.call('XLEN', KEYS[1])
 redis.call('HLEN', KEYS[2])
 redis.call('LLEN', KEYS[3])
 local length, most, state = length_from(6), tonumber(ARGV[4]), 'done'
 
+local popped, pushed
 local function evict()
-  redis.call('RPOP', KEYS[tonumber(ARGV[27])])
+  popped = redis.call('RPOP', KEYS[tonumber(ARGV[27])])
   if ARGV[31] ~= '' then
-    redis.call('LPUSH', KEYS[3], ARGV[31])
+    pushed = redis.call('LPUSH', KEYS[3], ARGV[31])
     redis.call('HSET', KEYS[2], ARGV[32], ARGV[29])
   end
-  if ARGV[54] then append(KEYS[1], 54) end
-  if ARGV[33] then append(KEYS[1], 33) end
 end
 
 local evicts = false
@@ -36,12 +35,19 @@ if most and length >= most then
 end
 
 redis.call('LPUSH', KEYS[5], dated(ARGV[1], ARGV[2]))
-local added, err = pcall(append, KEYS[1], 6)
-if not added then
-  redis.call('LPOP', KEYS[5])
-  return type(err) == 'table' and err or redis.error_reply(tostring(err))
-end
-if evicts then evict() end
+local err = attempt(
+  function()
+    if evicts then evict() end
+    append(KEYS[1], 6)
+    if evicts and ARGV[54] then append(KEYS[1], 54) end
+    if evicts and ARGV[33] then append(KEYS[1], 33) end
+  end,
+  function()
+    if pushed then redis.call('LPOP', KEYS[3]) end
+    if popped then redis.call('RPUSH', KEYS[tonumber(ARGV[27])], popped) end
+    redis.call('LPOP', KEYS[5])
+  end)
+if err then return err end
 if ARGV[3] ~= '' then
   for at = 6, #KEYS do redis.pcall('PEXPIRE', KEYS[at], ARGV[3]) end
 end
