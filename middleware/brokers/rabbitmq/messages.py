@@ -173,11 +173,14 @@ def _width(message: amqp.Message) -> int:
 
 
 def delivery_count(message: Any) -> int:
-    """How often the broker has delivered this message before: a quorum queue counts, a classic queue only marks it (1)."""
+    """How often the broker has delivered this message before: a quorum queue counts, a classic queue only marks it (1).
+
+    Without the mark, the count is another queue's: whoever copies a message, such as a shovel, copies this header, too.
+    """
+    if not message.delivery_info.get("redelivered"):
+        return 0
     counted = (message.properties.get("application_headers") or {}).get("x-delivery-count")
-    if isinstance(counted, int) and counted > 0:
-        return counted
-    return 1 if message.delivery_info.get("redelivered") else 0
+    return counted if isinstance(counted, int) and counted > 0 else 1
 
 
 def _is_name(value: object) -> bool:
