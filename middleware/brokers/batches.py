@@ -29,7 +29,7 @@ from celery.app import amqp as celery_amqp
 from kombu import Producer
 
 from ..logs import log
-from ..messages.publication import Batch, Publication
+from ..messages.publication import Batch, Publication, kept
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -106,14 +106,14 @@ class Collecting:
     def add(self, publication: Publication, policy: dict[str, Any] | None) -> None:
         """Collect one more; `policy` says how it is tried again, None that it is not tried again. Raises what `flush` raises."""
         size = publication.size
-        if self._line and (policy != self._policy or self._bytes + size > MAX_BYTES):
+        if self._line and (policy != self._policy or self._bytes + size > MAX_BYTES or publication.is_alone):
             self.flush(publication)
         now = time.monotonic()
         if not self._line:
             self._since, self._policy = now, policy
         self._line.append(publication)
         self._bytes += size
-        if len(self._line) >= self._most or self._bytes >= MAX_BYTES or now - self._since >= MAX_WAIT:
+        if len(self._line) >= self._most or self._bytes >= MAX_BYTES or now - self._since >= MAX_WAIT or publication.is_alone:
             self.flush()
 
     def producer(self) -> Producer:
@@ -228,7 +228,7 @@ class BatchProducer(Producer):
         *_: Any,
     ) -> None:
         how = {"exchange": exchange, "routing_key": routing_key, "mandatory": mandatory, "immediate": immediate, **self._how}
-        made = (body, priority, content_type, content_encoding, headers, properties)
+        made = (body, priority, content_type, content_encoding, kept(headers), properties)
         self.collecting.add(Publication(*made, how, tuple(declare or ())), self._policy)
 
 

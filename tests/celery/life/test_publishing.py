@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import uuid
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -189,6 +190,37 @@ def test_what_cannot_be_serialized_is_refused_by_its_own_call(producer: Producer
     assert len(producer.ids()) == 2
     raw = json.loads(producer.client.lrange("celery", -1, -1)[0])
     assert "as it was" in raw["headers"]["argsrepr"]
+
+
+def test_a_header_that_changes_after_its_call_does_not_change_the_message(producer: Producer) -> None:
+    """As in a plain loop: neither the caller nor a receiver of `after_task_publish` changes what was published."""
+
+    def receiver(headers: dict[str, Any], **_: Any) -> None:
+        headers["late"] = True
+
+    signals.after_task_publish.connect(receiver)
+    try:
+        with producer.install.publishing():
+            tenant = {"id": 0}
+            for tenant["id"] in (1, 2):
+                producer.send(headers={"tenant": tenant})
+    finally:
+        signals.after_task_publish.disconnect(receiver)
+    headers = [json.loads(each)["headers"] for each in producer.client.lrange("celery", 0, -1)]
+    assert [each["tenant"]["id"] for each in headers] == [2, 1]
+    assert not any("late" in each for each in headers)
+
+
+def test_a_header_that_cannot_be_written_is_refused_by_its_own_call(producer: Producer) -> None:
+    """The other tasks are published, also those that were collected before it."""
+    with producer.install.publishing() as block:
+        first = producer.send()
+        with pytest.raises(TypeError, match="not JSON serializable"):
+            producer.send(task_id="bad", headers={"tenant": object()})
+        assert producer.ids() == [first]
+        assert block.not_published == ("bad",)
+        second = producer.send(headers={"tenants": [None, {"id": uuid.uuid4()}]})
+    assert producer.ids() == [first, second]
 
 
 def test_a_process_that_dies_in_a_block_has_published_whole_batches(producer: Producer) -> None:
