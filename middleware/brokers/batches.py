@@ -100,6 +100,8 @@ class Collecting:
         self._policy: dict[str, Any] | None = None
         self._held = ExitStack()
         self._producer: Producer | None = None
+        #: Whether a batch is on its way. What a signal's handler publishes meanwhile must not use the same channel.
+        self.is_busy = False
         #: The ids of the last tasks that are not known to be published.
         self.not_published: deque[str] = deque(maxlen=MAX_KEPT)
 
@@ -129,12 +131,15 @@ class Collecting:
         """
         line, self._line, self._bytes = self._line, [], 0
         try:
+            self.is_busy = True
             for at in range(0, len(line), self._batch):
                 _publish(self.producer(), Batch(line[at : at + self._batch]), self._policy)
         except BaseException as exc:
             self._name([*line, *behind], exc)
             self.let_go(exc)
             raise
+        finally:
+            self.is_busy = False
         self.let_go(None)
 
     def let_go(self, exc: BaseException | None) -> None:
@@ -333,7 +338,7 @@ class PublishingBlock:
     def collects_for(self, app: Celery) -> bool:
         """Whether this block collects a message that this app publishes here and now."""
         is_here = self._is_open and self._pid == os.getpid() and self._thread == threading.get_ident()
-        return is_here and self._app is app and self._producer is not None
+        return is_here and self._app is app and self._producer is not None and not self._collecting.is_busy
 
     @property
     def outer(self) -> PublishingBlock | None:

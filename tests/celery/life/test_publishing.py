@@ -223,6 +223,22 @@ def test_a_header_that_cannot_be_written_is_refused_by_its_own_call(producer: Pr
     assert producer.ids() == [first, second]
 
 
+def test_what_a_signals_handler_publishes_while_a_batch_is_sent_goes_at_once(
+    producer: Producer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not take the channel from the batch, which is published as well."""
+    publish, sent = batches._publish, []
+
+    def interrupted(*args: Any) -> None:
+        sent.append(producer.send())
+        publish(*args)
+
+    monkeypatch.setattr(batches, "_publish", interrupted)
+    with producer.install.publishing():
+        first = producer.send()
+    assert producer.ids() == [*sent, first]
+
+
 def test_a_process_that_dies_in_a_block_has_published_whole_batches(producer: Producer) -> None:
     """Messages that it had collected are neither published nor recorded: 500 of 700 are."""
     words = (
