@@ -22,15 +22,17 @@ from kombu.exceptions import OperationalError
 
 from ...logs import log
 from ...messages.events import Numbering
+from ...messages.publication import Batch
 from .confirms import Confirms
 from .events import packed
 from .messages import PERSISTENT
+from .publisher import UNWRITABLE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ...messages.events import Event
-    from ...messages.publication import Batch, Publication
+    from ...messages.publication import Publication
     from .names import AmqpNames
 
 #: Seconds for all confirmations of a batch to come, unless `confirm_timeout` or `timeout` is given.
@@ -79,24 +81,52 @@ class Together:
         If it is interrupted, or the connection breaks, the connection is dropped: a part of the batch may have been written, so
         that the broker would read the next bytes as the rest of it, and might never answer a close.
         """
+        left = batch.left
         try:
-            self._publish(batch.left, producer)
+            events = self._write(left, producer)
+        except UNWRITABLE:  # nothing was sent
+            _NUMBERS.begin_anew()
+            for each in left:
+                each.event_id = ""
+            if len(left) == 1:
+                raise
+            self._publish_each(left, producer)
+            return
+        try:
+            self._publish(left, events)
         except (ChannelError, MessageNacked):
             raise
         except BaseException:
             self._connection.collect()
             raise
 
-    def _publish(self, left: Sequence[Publication], producer: Any) -> None:
+    def _publish_each(self, left: Sequence[Publication], producer: Any) -> None:
+        """Publish all that can be written; then raise the error of the first that cannot."""
+        errors = []
+        for each in left:
+            try:
+                self.publish(Batch([each]), producer)
+            except UNWRITABLE as exc:
+                errors.append(exc)
+        raise errors[0]
+
+    def _write(self, left: Sequence[Publication], producer: Any) -> int:
+        """Prepare the one write: their events, if there are any, and the messages. Returns how many events."""
         self._written.taken()  # drop what an error has left
         made = [self._made(each, producer) for each in left]
         events = [(each.event_id, event) for each, (_, event) in zip(left, made, strict=True) if event is not None]
-        confirms, at_log = self._confirms, 0
-        confirms.open, confirms.nacked = set(), set()
         if events:
             told = amqp.Message(packed(events), content_type="application/json", delivery_mode=PERSISTENT)
-            at_log = self._add(told, {"exchange": self._names.outcomes_exchange, "routing_key": self._names.outcomes})
-        numbers = [self._add(message, each.how) for each, (message, _) in zip(left, made, strict=True)]
+            self._add(told, {"exchange": self._names.outcomes_exchange, "routing_key": self._names.outcomes})
+        for each, (message, _) in zip(left, made, strict=True):
+            self._add(message, each.how)
+        return len(events)
+
+    def _publish(self, left: Sequence[Publication], events: int) -> None:
+        confirms = self._confirms
+        confirms.open, confirms.nacked = set(), set()
+        at_log = confirms.published() if events else 0
+        numbers = [confirms.published() for _ in left]
         try:
             self._send()
             self._confirmed(min((each.how["confirm_timeout"] or each.how["timeout"] or TIMEOUT for each in left), default=TIMEOUT))
@@ -109,7 +139,7 @@ class Together:
         if at_log in confirms.nacked:
             confirms.nacked.remove(at_log)
             why = f"the outcome log {self._names.outcomes} takes no events: does a policy of the broker limit its length?"
-            log.error("publish.not_recorded", count=len(events), why=why)
+            log.error("publish.not_recorded", count=events, why=why)
         if confirms.nacked:
             msg = f"the broker refused {len(confirms.nacked)} of {len(left)} messages"
             raise MessageNacked(msg)
@@ -121,12 +151,11 @@ class Together:
             publication.event_id = self._numbers.next_id()
         return message, event
 
-    def _add(self, message: Any, how: Mapping[str, Any]) -> int:
-        """Add a publication to the next write; return its number on this channel."""
+    def _add(self, message: Any, how: Mapping[str, Any]) -> None:
+        """Add a publication to the next write."""
         flags = bool(how.get("mandatory")), bool(how.get("immediate"))
         args = dumps("Bssbb", (0, how["exchange"], how["routing_key"], *flags))
         self._write_frame(1, self._channel.channel_id, spec.Basic.Publish, args, message)
-        return self._confirms.published()
 
     def _send(self) -> None:
         whole = self._written.taken()

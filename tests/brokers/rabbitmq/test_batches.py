@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import struct
 import threading
 import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from amqp.exceptions import NotFound
+from amqp.exceptions import ChannelError, NotFound
 from celery import Celery, group
 from kombu.exceptions import OperationalError
 from structlog.testing import capture_logs
@@ -126,6 +127,28 @@ def test_what_the_broker_refuses_is_named_and_the_rest_is_published(producer: Pr
     assert [each["id"] for each in producer.taken()] == [other]
     (line,) = [each for each in lines if each["event"] == "publish.failed"]
     assert (line["messages"], line["not_published"], line["task_ids"]) == (10, 4, ids[5:])
+
+
+def test_what_cannot_be_written_in_amqp_is_named_and_the_rest_is_published(producer: Producer) -> None:
+    """Nothing of it goes out; the events of the others have no gap."""
+    with producer.install.publishing() as block:
+        ids = [producer.pack.apply_async((), retry=False, priority=priority).id for priority in (1, 300, 2)]
+        with pytest.raises(struct.error):
+            block.flush()
+        assert block.not_published == (ids[1],)
+        later = producer.pack.apply_async((), retry=False).id
+    assert [each["id"] for each in producer.taken()] == [ids[0], ids[2], later] == producer.published()
+
+
+def test_a_mandatory_message_that_reaches_no_queue_fails_its_own_call(producer: Producer) -> None:
+    """The others are published once, and none of them is named."""
+    with producer.install.publishing() as block:
+        first = producer.pack.apply_async((), retry=False).id
+        with pytest.raises(ChannelError, match="NO_ROUTE"):
+            producer.pack.apply_async((), task_id="lost", mandatory=True, exchange="amq.direct", routing_key="x", declare=[])
+        second = producer.pack.apply_async((), retry=False).id
+    assert block.not_published == ("lost",)
+    assert [each["id"] for each in producer.taken()] == [first, second]
 
 
 def test_tasks_that_the_outcome_log_refuses_to_record_are_published_as_one_by_one(producer: Producer) -> None:
