@@ -94,8 +94,12 @@ class Spans:
             if span is None:
                 answer = send(producer, name, message, *args, **options)
             elif span.is_recording():
-                with trace.use_span(span, end_on_exit=True):
-                    answer = send(producer, name, message, *args, **options)
+                try:
+                    with trace.use_span(span):
+                        answer = send(producer, name, message, *args, **options)
+                finally:
+                    with _unharmed("publish"):
+                        span.end()
             else:
                 answer = _within(span, send, producer, name, message, *args, **options)
             self.figures.sent(queue)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from celery import Celery
+from opentelemetry import trace
+from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from structlog.testing import capture_logs
 
 from redelivery import Redelivery
@@ -139,6 +141,24 @@ def test_an_instrumentation_that_is_still_being_imported_harms_no_publication(mo
     with capture_logs() as lines:
         send(None, "charge", SimpleNamespace(headers={"id": "a"}))
     assert sent == ["charge"]
+    assert [(line["event"], line["step"]) for line in lines] == [("telemetry.failed", "publish")]
+
+
+def test_a_broken_exporter_fails_no_publication(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message is published by then: a caller that got the error would publish it again."""
+
+    class Broken(SpanProcessor):
+        def on_end(self, span: Any) -> None:
+            raise OSError(span.name)
+
+    provider = TracerProvider()
+    provider.add_span_processor(Broken())
+    monkeypatch.setattr(trace, "get_tracer", provider.get_tracer)
+    app = Celery("producer", broker="memory://", set_as_current=False)
+    Redelivery(app)
+    send = Spans(app.redelivery, "redis").publishing(lambda *_, **__: "sent")
+    with capture_logs() as lines:
+        assert send(None, "charge", SimpleNamespace(headers={"id": "a"})) == "sent"
     assert [(line["event"], line["step"]) for line in lines] == [("telemetry.failed", "publish")]
 
 
