@@ -107,15 +107,15 @@ class Collecting:
 
     def add(self, publication: Publication, policy: dict[str, Any] | None) -> None:
         """Collect one more; `policy` says how it is tried again, None that it is not tried again. Raises what `flush` raises."""
-        size = publication.size
-        if self._line and (policy != self._policy or self._bytes + size > MAX_BYTES or publication.is_alone):
+        size, is_alone = publication.size, publication.is_alone
+        if self._line and (policy != self._policy or self._bytes + size > MAX_BYTES or is_alone):
             self.flush(publication)
         now = time.monotonic()
         if not self._line:
             self._since, self._policy = now, policy
         self._line.append(publication)
         self._bytes += size
-        if len(self._line) >= self._most or self._bytes >= MAX_BYTES or now - self._since >= MAX_WAIT or publication.is_alone:
+        if len(self._line) >= self._most or self._bytes >= MAX_BYTES or now - self._since >= MAX_WAIT or is_alone:
             self.flush()
 
     def producer(self) -> Producer:

@@ -85,7 +85,7 @@ class Together:
         try:
             events = self._write(left, producer)
         except UNWRITABLE:  # nothing was sent
-            _NUMBERS.begin_anew()
+            self._numbers.begin_anew()
             for each in left:
                 each.event_id = ""
             if len(left) == 1:
