@@ -124,7 +124,10 @@ def is_same_origin(headers: Headers) -> bool:
     site, origin = headers.get("sec-fetch-site"), headers.get("origin")
     if site is not None:
         return site == "same-origin"
-    return origin is None or urlsplit(origin).netloc.lower() == headers.get("host", "").lower() != ""
+    try:
+        return origin is None or urlsplit(origin).netloc.lower() == headers.get("host", "").lower() != ""
+    except ValueError:  # no browser sends such an origin
+        return False
 
 
 class FormCookie:

@@ -99,7 +99,7 @@ def test_an_origin_is_looked_at_where_the_browser_says_no_more(open_page: Callab
     task_id, operator = desk.die(), open_page("--allow", "all").operator()
     form, kind = redrive_form(operator, task_id), {"Content-Type": "application/x-www-form-urlencoded"}
     body = "&".join(f"{name}={quote(value)}" for name, value in form.items()).encode()
-    for origin in ("https://evil.example", "null", f"http://127.0.0.1:{operator.port + 1}", ""):
+    for origin in ("https://evil.example", "null", f"http://127.0.0.1:{operator.port + 1}", "http://[", ""):
         assert operator.ask("POST", "/letter/redrive", body, {**kind, "Origin": origin}).status == 403, origin
     assert desk.ids() == []
     own = {**kind, "Origin": f"http://127.0.0.1:{operator.port}"}
