@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, urlsplit
 
 import anyio
+from starlette.requests import ClientDisconnect
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -171,6 +172,8 @@ async def form_of(request: Request) -> dict[str, list[str]]:
                     raise Refused(413, f"A form may have at most {MAX_BODY} bytes.")
     except TimeoutError as exc:
         raise Refused(408, "The form did not arrive in time.") from exc
+    except ClientDisconnect as exc:
+        raise Refused(400, "The client left before the whole form had arrived.") from exc
     try:
         pairs = parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=MAX_FIELDS, errors="strict")
     except ValueError as exc:

@@ -20,6 +20,7 @@ from redelivery.workers.web.guard import form_token_of
 from redelivery.workers.web.views import acts, screens
 from tests.support.desk import LETTERS, Desk, body_of, task_message
 from tests.support.page.web_page import TOKEN, Visitor
+from tests.support.running import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -120,6 +121,19 @@ def test_a_forged_form_changes_nothing(open_page: Callable[..., WebPage], desk: 
     answers.append(operator.post("/letter/redrive", form))
     assert [answer.status for answer in answers] == [403, 403, 403, 403, 415, 403]
     assert (desk.ids(), len(desk.ids(LETTERS))) == ([], 1)
+
+
+def test_a_form_that_breaks_off_is_no_error(open_page: Callable[..., WebPage]) -> None:
+    """The client left: the log says that the form was refused, and has no traceback."""
+    page = open_page("--allow", "all")
+    head = (
+        f"POST /look HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {TOKEN}\r\n"
+        "Content-Type: application/x-www-form-urlencoded\r\nContent-Length: 100\r\n\r\n"
+    )
+    with socket.create_connection(("127.0.0.1", page.port)) as client:
+        client.sendall(f"{head}queue=".encode())
+    until(lambda: "The client left" in page.log or "Traceback" in page.log, 20, "the form to be refused")
+    assert "Traceback" not in page.log
 
 
 def test_nothing_is_changed_by_an_address_alone(open_page: Callable[..., WebPage], desk: Desk) -> None:
