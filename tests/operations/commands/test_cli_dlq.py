@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from redelivery.workers.cli.terminal import progress
 from redelivery.workers.operations.runs.operation import listed
 from tests.support.desk import LETTERS, QUEUE, Desk, body_of, harmless, task_message
 
@@ -120,6 +121,18 @@ def test_redrive_says_what_went_back(desk: Desk) -> None:
     done = desk.json("dlq", "redrive", LETTERS, "--all")
     assert (done["moved"], done["by_queue"], done["left"], done["dry_run"]) == (1, {QUEUE: 1}, {}, False)
     assert desk.client.llen(LETTERS) == 0
+
+
+@pytest.mark.parametrize("command", ["redrive", "purge"])
+def test_the_progress_of_a_dry_run_says_that_nothing_has_gone(desk: Desk, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    """On stderr, like any progress."""
+    monkeypatch.setattr(progress, "FIRST", 0)
+    desk.die()
+    went = {"redrive": "1 {}, 1 of 1 looked at\n", "purge": "1 of 1 {}\n"}[command]
+    words = {"redrive": ("would go back", "sent back"), "purge": ("would be purged", "purged")}[command]
+    said = desk.run("dlq", command, LETTERS, "--all", "--dry-run").stderr
+    assert said == went.format(words[0])
+    assert desk.run("dlq", command, LETTERS, "--all", "--yes").stderr == went.format(words[1])
 
 
 def test_redrive_by_id_takes_that_letter_alone(desk: Desk) -> None:

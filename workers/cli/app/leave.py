@@ -39,11 +39,12 @@ def leave(context: Context, *, dry_run: bool, yes: bool, actor: str, why: str) -
         say("Nothing was changed.", err=True)
         return
     recorded = recording(context.transport, Act.LEAVE, "", actor=actor, why=why, dry_run=dry_run, only_changes=True)
+    went = "would be handed back" if dry_run else "handed back"
     with recorded as result, Progress() as progress:
         done = leave_(
             context.runtime,
             dry_run=dry_run,
-            on_progress=lambda so_far: progress.say(f"{sum(so_far.handed_back.values())} handed back"),
+            on_progress=lambda so_far: progress.say(f"{sum(so_far.handed_back.values())} {went}"),
         )
         result["moved"] = sum(done.handed_back.values())
     if context.as_json:

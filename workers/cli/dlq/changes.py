@@ -117,8 +117,9 @@ def purge_(
         tell_begun(context, begin(context.runtime, Kind.PURGE, name, chosen, wanted, actor=actor, why=why))
         return
     recorded = recording(transport, Act.PURGE, name, actor=actor, why=why, chosen=chosen, options=wanted.to_dict(), dry_run=dry_run)
+    went = "would be purged" if dry_run else "purged"
     with recorded as result, Progress() as progress:
-        done = remove(dry_run=dry_run, on_progress=lambda so_far: progress.say(f"{so_far.moved} of {so_far.total} purged"))
+        done = remove(dry_run=dry_run, on_progress=lambda so_far: progress.say(f"{so_far.moved} of {so_far.total} {went}"))
         result.update(result_of(done))
     if not done.matched:
         require_found(context, name, options)

@@ -43,21 +43,21 @@ def import_(context: Context, /, name: str, *, dry_run: bool, limit: int | None,
     recorded = recording(
         context.transport, Act.IMPORT, name, actor=actor, why=why, options=options, dry_run=dry_run, only_changes=True
     )
+    went = "would be imported" if dry_run else "imported"
     with recorded as result, Progress() as progress:
         done = import_letters(
             context.runtime,
             name,
             dry_run=dry_run,
             limit=limit,
-            on_progress=lambda so_far: progress.say(f"{so_far.moved} of {so_far.total} imported"),
+            on_progress=lambda so_far: progress.say(f"{so_far.moved} of {so_far.total} {went}"),
         )
         result.update(result_of(done))
     if context.as_json:
         print_json(done.to_dict())
         return
     reasons = ", ".join(f"{reason} {count}" for reason, count in done.reasons.most_common())
-    verb = "would be imported" if dry_run else "imported"
-    say(f"{counted(done.moved, 'dead letter', 'dead letters')} of {safe(name)} {verb}{f': {reasons}' if reasons else ''}.")
+    say(f"{counted(done.moved, 'dead letter', 'dead letters')} of {safe(name)} {went}{f': {reasons}' if reasons else ''}.")
     for target, count in done.targets.most_common():
         verb = "went" if not dry_run else "goes" if count == 1 else "go"
         say(f"{counted(count, 'dead letter', 'dead letters')} {verb} to {safe(target)}.")

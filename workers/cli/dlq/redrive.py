@@ -154,13 +154,13 @@ def redrive_(
         declare(context.runtime, queue)
     asked = wanted.to_dict() | _edited(transport, name, edit, chosen.task_ids)
     recorded = recording(transport, Act.REDRIVE, name, actor=actor, why=why, chosen=chosen, options=asked, dry_run=dry_run)
-    is_guarded = wanted.is_guarded and not dry_run
+    is_guarded, went = wanted.is_guarded and not dry_run, "would go back" if dry_run else "sent back"
     with recorded as result, Progress() as progress, watched(transport, name) if is_guarded else nullcontext() as fates:
         done = send(
             dry_run=dry_run,
             rate=rate,
             guard=None if fates is None else guard_of(wanted, fates, progress.say),
-            on_progress=lambda so_far: progress.say(f"{so_far.moved} sent back, {so_far.looked_at} of {so_far.total} looked at"),
+            on_progress=lambda so_far: progress.say(f"{so_far.moved} {went}, {so_far.looked_at} of {so_far.total} looked at"),
         )
         result.update(result_of(done))
     if not done.matched:
