@@ -1,4 +1,4 @@
-"""An app whose operator's page is tested: its broker, settings, and how long a dry run is waited for, are the environment's."""
+"""An app whose operator's page is tested: its broker, settings, and how long it waits, are the environment's."""
 
 from __future__ import annotations
 
@@ -18,6 +18,10 @@ if "WEB_SHOP_TIMEOUT" in os.environ:
     from redelivery.workers.web.shared import previews
 
     previews.TIMEOUT = float(os.environ["WEB_SHOP_TIMEOUT"])
+if "WEB_SHOP_IDLE" in os.environ:
+    from redelivery.workers.web import server
+
+    server.IDLE = int(os.environ["WEB_SHOP_IDLE"])
 
 
 @app.task(name="shop.pay")

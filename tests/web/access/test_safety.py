@@ -123,6 +123,22 @@ def test_a_forged_form_changes_nothing(open_page: Callable[..., WebPage], desk: 
     assert (desk.ids(), len(desk.ids(LETTERS))) == ([], 1)
 
 
+@pytest.mark.parametrize(("before", "sent"), [("", ""), ("", "GET /"), ("GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n", "GET /")])
+def test_a_client_that_asks_for_nothing_is_cut_off(
+    open_page: Callable[..., WebPage], monkeypatch: pytest.MonkeyPatch, before: str, sent: str
+) -> None:
+    """As its first request, or after one: otherwise clients that have gone without a word would take all places in time."""
+    monkeypatch.setenv("WEB_SHOP_IDLE", "1")
+    with socket.create_connection(("127.0.0.1", open_page().port)) as client:
+        client.settimeout(20)
+        client.sendall(before.encode())
+        if before:
+            assert client.recv(1)
+        client.sendall(sent.encode())
+        while client.recv(65_536):
+            pass
+
+
 def test_a_form_that_breaks_off_is_no_error(open_page: Callable[..., WebPage]) -> None:
     """The client left: the log says that the form was refused, and has no traceback."""
     page = open_page("--allow", "all")
