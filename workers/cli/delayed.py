@@ -287,7 +287,10 @@ def reschedule(
 def _moment(text: str) -> int:
     try:
         read = datetime.fromisoformat(text)
-        return round((read if read.tzinfo is not None else read.replace(tzinfo=UTC)).astimezone(UTC).timestamp() * 1000)
-    except (ValueError, OverflowError) as exc:
+        ms = round((read if read.tzinfo is not None else read.replace(tzinfo=UTC)).astimezone(UTC).timestamp() * 1000)
+    except (ValueError, OverflowError):
+        ms = -1
+    if ms < 0:  # before 1970 is a slip, such as 0026 for 2026
         msg = f"{text!r} is not a time: write it as 2026-07-01T08:00:00Z"
-        raise InputError(msg) from exc
+        raise InputError(msg)
+    return ms

@@ -114,7 +114,10 @@ def test_reschedule_to_a_time_of_day(desk: Desk) -> None:
         assert found.due_ms == datetime(2100, 1, 1, 8, tzinfo=UTC).timestamp() * 1000
 
 
-@pytest.mark.parametrize("words", [(), ("--in", "5m", "--at", "2100-01-01T00:00:00Z"), ("--at", "soon"), ("--in", "soon")])
+@pytest.mark.parametrize(
+    "words",
+    [(), ("--in", "5m", "--at", "2100-01-01T00:00:00Z"), ("--at", "soon"), ("--in", "soon"), ("--at", "0026-07-01T08:00:00Z")],
+)
 def test_a_time_that_cannot_be_read_is_an_error(desk: Desk, words: tuple[str, ...]) -> None:
     """Nothing is changed."""
     desk.delay(task_message("a"), HOUR)
