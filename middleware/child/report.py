@@ -11,6 +11,7 @@ tracers with the class here, after Celery has built its own: in the worker, and 
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from billiard.einfo import ExceptionInfo
@@ -106,7 +107,9 @@ class Info(TraceInfo):
             self.reported = super().handle_failure(task, req, **kwargs)
         except Exception as exc:
             if was_decided or not hasattr(raised, DECIDED):
-                raise  # as Celery
+                with suppress(Exception):  # an exception without the decision, or one that cannot carry it: the worker decides
+                    setattr(exc, DECIDED, getattr(raised, DECIDED))
+                raise  # as Celery, which reports this exception instead; the message dies of the task's own
             # The result backend cannot store this failure either: the decision that was taken here stays.
             log.exception("hook.failed", task_id=req.id, hook="on_failure", exception=type(exc).__name__)
             self.reported = _einfo_of(raised)

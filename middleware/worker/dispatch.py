@@ -25,6 +25,7 @@ from billiard.exceptions import WorkerLostError
 from celery.exceptions import Ignore, TaskRevokedError, WorkerShutdown, WorkerTerminate
 from celery.worker import state
 
+from ..child.attempt import Decided
 from ..logs import log
 
 if TYPE_CHECKING:
@@ -159,8 +160,11 @@ def _break_off(request: Egress, delivery: HeldDelivery, pool: Any, exc: BaseExce
 
 
 def lose(request: Egress, delivery: HeldDelivery, exc: BaseException) -> None:
-    """An attempt that has begun was broken off: it counts, as a lost worker does."""
+    """An attempt that has begun was broken off: it counts, as a lost worker does; unless it has decided how its message dies."""
     if delivery.has_left:
+        return
+    if Decided.of(exc, delivery.facts.tag) is not None:  # its `on_failure` or its result backend has raised
+        request.on_failure(ExceptionInfo((type(exc), exc, exc.__traceback__)))
         return
     log.error("message.broken_off", task_id=request.id, exc_info=exc)
     try:

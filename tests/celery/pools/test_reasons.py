@@ -174,6 +174,15 @@ def test_what_a_task_does_decides(here: Deaths, how: str) -> None:
     lives(here)
 
 
+@pytest.mark.parametrize("how", ["fails", "listed", "gives up"])
+def test_an_on_failure_that_raises_changes_neither_reason_nor_failure(here: Deaths, how: str) -> None:
+    """A result backend that refuses the failure is the same to the tracer."""
+    reason, attempts = PLAYED[how]
+    failure = died(here, here.send("dies_twice", how), reason, attempts=attempts).failure or {}
+    assert failure["type"] == {"fails": "RuntimeError", "listed": "LookupError", "gives up": "redelivery.DeadLetter"}[how]
+    lives(here)
+
+
 def test_a_message_too_old_for_its_next_delay_dies_of_age(here: Deaths) -> None:
     """It dies before the delay that would exceed `max_age`, not after it."""
     task_id = here.send("dies", "fails", queue="aged")

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from celery import Task
 from celery.exceptions import Reject
 
 from redelivery import DeadLetter
@@ -56,6 +57,22 @@ def ends_when_told(self: Any, how: str, folder: str) -> None:
 @app.task(bind=True)
 def dies(self: Any, how: str) -> None:
     """Ends as its argument says."""
+    note(self.request.id, attempt=self.request.retries + 1)
+    end(how)
+
+
+class Raising(Task):
+    """A task class whose hook raises."""
+
+    def on_failure(self, *_: Any) -> None:
+        """Fail in turn."""
+        message = "the hook's own"
+        raise OSError(message)
+
+
+@app.task(bind=True, base=Raising)
+def dies_twice(self: Any, how: str) -> None:
+    """Ends as its argument says, and then its hook raises."""
     note(self.request.id, attempt=self.request.retries + 1)
     end(how)
 
