@@ -18,6 +18,8 @@ from tests.support.bench import QUEUE, Bench
 from tests.support.running import until
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.support.servers import Server
 
 
@@ -384,6 +386,37 @@ def test_promote_moves_nothing_that_it_may_not_remove(bench: Bench, command: str
     assert everything(bench) == before
     until(lambda: bench.transport.stores.promote(10)[0], what="the message to be moved")
     assert bench.waiting() == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("move", "command"),
+    [
+        ("cancel", "hdel"),
+        ("cancel", "zrem"),
+        ("cancel", "xadd"),
+        ("hand back", "hdel"),
+        ("hand back", "zrem"),
+        ("hand back", "lpush"),
+        ("reschedule", "hdel"),
+        ("reschedule", "hset"),
+        ("reschedule", "zadd"),
+        ("reschedule", "xadd"),
+    ],
+)
+def test_a_command_that_may_not_be_used_leaves_a_delayed_message_waiting(bench: Bench, move: str, command: str) -> None:
+    """An operator whose rights end in the middle of a script loses no message, and records nothing that did not happen."""
+    bench.transport.defer(bench.take(), QUEUE, message(), task_id="a", event=None, delay_ms=60_000)
+    (raw,) = bench.client.zrange(bench.transport.keys.due(QUEUE), 0, -1)
+    before, ident, stores = everything(bench), raw.decode(), bench.transport.stores
+    stores.client = without_right(bench, command)
+    moves: dict[str, Callable[[], Any]] = {
+        "cancel": lambda: stores.cancel(QUEUE, ident, event(Outcome.REVOKED)),
+        "hand back": lambda: stores.hand_back(QUEUE, ident, message()),
+        "reschedule": lambda: stores.reschedule(QUEUE, ident, message("b"), event(Outcome.REDELIVERY_SCHEDULED), due_ms=None),
+    }
+    with pytest.raises((NoPermissionError, ResponseError)):
+        moves[move]()
+    assert everything(bench) == before
 
 
 @pytest.mark.parametrize("name", [QUEUE, "redelivery:outcomes"])

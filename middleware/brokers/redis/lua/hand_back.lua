@@ -3,16 +3,12 @@
 -- KEYS[5] the list.
 -- ARGV[1] id in the delay store, ARGV[2] separator, ARGV[3] list name, ARGV[4] the message as it goes into the list.
 -- Returns 'done', or 'already' if the message no longer waits. Its first write frees memory. Bound: one message.
--- Checked: all types, before anything is changed; if the list refuses the message, it waits as before.
-for _, read in ipairs({{'ZCARD', 1}, {'ZCARD', 2}, {'ZCARD', 3}, {'LLEN', 5}}) do redis.call(read[1], KEYS[read[2]]) end
-local message = redis.call('HGET', KEYS[4], ARGV[1])
-if not message then return 'already' end
+-- Checked: all types and the rights to remove, before anything is changed; the message is in its list before it is removed.
+redis.call('HDEL', KEYS[4], '') -- these remove nothing
+for key = 1, 3 do redis.call('ZREM', KEYS[key], '') end
+if redis.call('HEXISTS', KEYS[4], ARGV[1]) == 0 then return 'already' end
+redis.call('LPUSH', KEYS[5], ARGV[4])
 redis.call('HDEL', KEYS[4], ARGV[1])
-local pushed = redis.pcall('LPUSH', KEYS[5], ARGV[4])
-if type(pushed) == 'table' then
-  redis.call('HSET', KEYS[4], ARGV[1], message)
-  return pushed
-end
 redis.call('ZREM', KEYS[3], ARGV[1])
 redis.call('ZREM', KEYS[2], ARGV[1] .. ARGV[2] .. ARGV[3])
 local next_due = redis.call('ZRANGE', KEYS[3], 0, 0, 'WITHSCORES')[2]

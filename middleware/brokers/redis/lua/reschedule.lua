@@ -5,6 +5,7 @@
 -- Returns 'done', or 'already' if the message no longer waits. Bound: one message.
 -- Checked: the types of all keys that it writes, first; if the log refuses the event, the message waits as before.
 -- uses: append attempt clock
+redis.call('HDEL', KEYS[3], '') -- removes nothing; the first write frees memory, so that a message can be promoted on a full server
 redis.call('ZCARD', KEYS[1])
 redis.call('XLEN', KEYS[4])
 local before = redis.call('ZSCORE', KEYS[2], ARGV[1])
@@ -13,8 +14,6 @@ if not before or not message then return 'already' end
 local now = now_ms()
 local due = ARGV[3] ~= '' and tonumber(ARGV[3]) or now
 local function wait(until_ms, raw)
-  -- The first write frees memory, so that a message can be promoted on a full server.
-  redis.call('HDEL', KEYS[3], ARGV[1])
   redis.call('HSET', KEYS[3], ARGV[1], raw)
   redis.call('ZADD', KEYS[2], until_ms, ARGV[1])
   local first = redis.call('ZRANGE', KEYS[2], 0, 0, 'WITHSCORES')
