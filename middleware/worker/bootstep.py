@@ -87,6 +87,7 @@ class Ingress(bootsteps.StartStopStep):
         self._strategies = own_strategies(consumer.app)
         consumer.update_strategies = self._lightening(consumer)
         signals.worker_process_init.connect(self._lighten, weak=False, dispatch_uid=f"redelivery:{id(consumer.app)}")
+        consumer.add_task_queue = self._acknowledging(consumer.add_task_queue)
         consumer.create_task_handler = self._in_front_of(consumer.create_task_handler)
         consumer.on_task_request = self._starting(consumer.on_task_request, consumer.timer)
         consumer.on_decode_error = self._dying(consumer.on_decode_error, Reason.UNDECODABLE, at=0)
@@ -156,7 +157,20 @@ class Ingress(bootsteps.StartStopStep):
         if self._stop is not None:
             self._stop.close()
 
-    # in front of Celery's handler
+    # in front of Celery's own methods
+
+    def _acknowledging(self, add: Callable[..., None]) -> Callable[..., None]:
+        """A queue that is added by remote control is acknowledged, whatever its `no_ack` says; at a start it is refused."""
+
+        def add_task_queue(queue: str, *args: Any, **options: Any) -> None:
+            if self.runtime.enforces and self.runtime.policies.is_enabled("", queue):
+                options.pop("no_ack", None)
+                known = dict(self.runtime.app.amqp.queues).get(queue)
+                if known is not None and (known.exchange is None or known.exchange.type != "fanout"):
+                    known.no_ack = False
+            add(queue, *args, **options)
+
+        return add_task_queue
 
     def _in_front_of(self, create: Callable[[], Any]) -> Callable[[], Any]:
         def create_task_handler(*args: Any, **kwargs: Any) -> Any:

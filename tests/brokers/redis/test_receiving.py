@@ -208,7 +208,7 @@ def test_a_queue_without_acknowledgements_is_received_as_any_other(shop: Callabl
     """It was added by remote control: at its start, a worker refuses such a queue."""
     made = shop()
     made.start("-Q", "celery")
-    made.app.control.add_consumer("fast", options={"no_ack": True}, reply=True, timeout=60)
+    made.app.control.add_consumer("fast", options={"no_ack": True}, reply=True, timeout=60, limit=1)
     task_id = made.send("fails", 1, queue="fast")
     made.ended(task_id, "succeeded")
     assert made.outcomes_of(task_id) == ["published", "redelivery_scheduled", "succeeded"]

@@ -105,6 +105,22 @@ def test_what_is_deleted_under_a_worker_is_declared_again(rabbit: Rabbit, rabbit
     until(lambda: (rabbit.depth(OUTCOMES) or 0) >= 2, what="its events to be in a log that is there again")
 
 
+@pytest.mark.parametrize("is_declared", [False, True])
+def test_a_queue_without_acknowledgements_is_received_as_any_other(
+    rabbit: Rabbit, rabbit_shop: Callable[..., Shop], *, is_declared: bool
+) -> None:
+    """It was added by remote control: at its start, a worker refuses such a queue. The broker keeps what the worker holds."""
+    here = rabbit_shop()
+    if is_declared:
+        here.conf = {**here.conf, "task_queues": {"celery": {}, "fast": {"no_ack": True}}}
+    here.start("-Q", "celery")
+    here.app.control.add_consumer("fast", options={"no_ack": True}, reply=True, timeout=60, limit=1)
+    task_id = here.send("stalls", queue="fast")
+    until(lambda: here.runs(task_id), what="the task to begin")
+    assert rabbit.depths()["fast"] == (0, 1)
+    here.workers[0].kill()
+
+
 @pytest.mark.parametrize("kind", ["queue", "exchange"])
 def test_a_level_of_the_delay_store_that_is_deleted_is_declared_again(
     rabbit: Rabbit, rabbit_shop: Callable[..., Shop], kind: str
