@@ -21,6 +21,9 @@ from typing import TYPE_CHECKING, Any
 import amqp
 from kombu.transport import pyamqp
 
+from redelivery.display import safe
+from redelivery.errors import InputError
+
 from ...logs import log
 from ...messages.envelope import ANNOUNCED, EXPIRATION
 from ...messages.events import Numbering
@@ -47,6 +50,8 @@ NUMBERS: defaultdict[tuple[str, str], Numbering] = defaultdict(Numbering)
 NAMES = AmqpNames()
 #: The most messages that a producer publishes in one write, and whose confirmations it awaits together.
 MAX_TOGETHER = 500
+#: The most bytes of a task id, which Celery publishes as the message's `correlation_id` (AMQP: a short string).
+MAX_ID = 255
 #: How many questions `await_acknowledged` asks; the broker answers each after the acknowledgements that came before it. One is not
 #: enough: a channel of RabbitMQ sends a quorum queue 32 commands at the most, and the rest as one command when those are answered,
 #: which may be just after the first answer.
@@ -185,11 +190,17 @@ class Channel(Windowed):
             raise
 
     def prepared(self, msg: Any, exchange: str, routing_key: str) -> Event | None:
-        """Complete a task's headers for its publication; return the event to record before it, or None."""
+        """Complete a task's headers for its publication; return the event to record before it, or None.
+
+        Raises `InputError` if its id is too long: py-amqp could not write it, after the event was recorded.
+        """
         headers = msg.properties.get("application_headers") or {}
         event = published({"headers": headers}, routing_key)
         if event is None:
             return None
+        if (size := len(str(msg.properties.get("correlation_id") or "").encode("utf-8", "replace"))) > MAX_ID:
+            text = f"the task id {safe(event.task_id)[:40]!r}... has {size} bytes: RabbitMQ takes {MAX_ID} at most"
+            raise InputError(text)
         headers = dict(headers)
         expiration = msg.properties.pop("expiration", None)
         if expiration is not None:

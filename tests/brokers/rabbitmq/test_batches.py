@@ -16,6 +16,7 @@ from kombu.exceptions import OperationalError
 from structlog.testing import capture_logs
 
 from redelivery import Redelivery
+from redelivery.errors import InputError
 from redelivery.middleware.brokers import batches
 from redelivery.middleware.brokers.rabbitmq.batch import Together
 from redelivery.middleware.brokers.rabbitmq.names import OUTCOMES
@@ -72,6 +73,18 @@ def producer(rabbit: Rabbit) -> Iterator[Producer]:
     made = Producer(rabbit)
     yield made
     made.app.close()
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_task_id_that_amqp_cannot_hold_is_refused_and_not_recorded(producer: Producer, count: int) -> None:
+    """255 bytes is the most. py-amqp's own error would name neither the id nor the limit."""
+    long = producer.pack.s().set(task_id="\u00e9" * 128)
+    sent = long if count == 1 else group([long, *(producer.pack.s() for _ in range(count - 1))], app=producer.app)
+    with pytest.raises(InputError, match="has 256 bytes: RabbitMQ takes 255 at most"):
+        sent.apply_async()
+    assert (producer.rabbit.depth(QUEUE) or 0, producer.published()) == (0, [])
+    producer.pack.apply_async(task_id="i" * 255)
+    assert producer.published() == ["i" * 255]
 
 
 def test_a_group_is_on_the_broker_when_it_has_returned(producer: Producer) -> None:
