@@ -156,10 +156,13 @@ def test_an_observing_worker_records_what_celery_did(filed: Callable[..., Shop],
 def test_a_kill_between_publishing_and_acknowledging_leaves_the_copy_alone(
     filed: Callable[..., Shop], files: Files, task: str, args: tuple[Any, ...], left: str
 ) -> None:
-    """On the filesystem a delivery removes the message, so its copy is the only one: nothing is lost, and nothing runs twice."""
-    shop = filed(module="tests.support.rabbitmq.boundary_shop")
+    """On the filesystem a delivery removes the message, so its copy is the only one: nothing is lost, and nothing runs twice.
+
+    The worker takes one message at a time: it would lose the copy if it had taken that, too, when it is killed.
+    """
+    shop = filed(module="tests.support.rabbitmq.boundary_shop", conf={"worker_prefetch_multiplier": 1})
     (files.folder / "order").write_text("acknowledge")
-    worker = shop.start(pool="threads")
+    worker = shop.start(pool="threads", concurrency=1)
     task_id = str(shop.app.send_task(f"tests.support.shop.{task}", args).id)
     assert worker.process.wait(60) == -signal.SIGKILL
     assert [(each["headers"]["id"], Envelope.of(each["headers"]).attempt) for each in files.messages(left)] == [(task_id, 1)]

@@ -28,7 +28,7 @@ from redelivery.workers.cli.main import redelivery
 from tests.faults.fuzz.hostile_messages import nested, value
 from tests.support.desk import task_message
 from tests.support.hostile.wire import wired
-from tests.support.lanes import seed
+from tests.support.lanes import FULL, seed
 from tests.support.page.web_page import WebPage
 from tests.support.running import Shop, until
 
@@ -305,6 +305,7 @@ def test_whatever_our_header_says_nothing_but_the_apps_own_is_touched_on_redis(s
     assert worker.stop() == 0
 
 
+@FULL
 @pytest.mark.slow
 def test_whatever_our_header_says_nothing_but_the_apps_own_is_touched_on_rabbitmq(rabbit: Rabbit, tmp_path: Path) -> None:
     """No queue beyond the app's is declared or gets a message, no broadcast is sent, and the books get only our events."""
