@@ -292,9 +292,9 @@ def test_a_command_that_may_not_be_used_evicts_nothing(producer: Producer, comma
     recorded = producer.client.xlen("redelivery:outcomes")
     producer.client.execute_command("ACL", "SETUSER", "default", f"-{command}")
     try:
-        with pytest.raises(Exception, match="permission|can.t run"):
+        with pytest.raises(Exception, match=r"permission|can.t run"):
             producer.send(retry=False)
-        with pytest.raises(Exception, match="permission|can.t run"):
+        with pytest.raises(Exception, match=r"permission|can.t run"):
             QueueKeeper(producer.install).step()
     finally:
         producer.client.execute_command("ACL", "SETUSER", "default", "+@all")
