@@ -21,6 +21,7 @@ from redelivery.workers.export.tables import write_rows
 from redelivery.workers.reconciliation.schema import EVENTS, INVENTORY
 from tests.support.books.books_command import COMMAND, SUCCEEDED, arguments, run, told
 from tests.support.books.spark_session import NOON, Histories, rows, spark, write_lines
+from tests.support.lanes import first_quick
 from tests.support.running import ROOT
 
 if TYPE_CHECKING:
@@ -79,13 +80,19 @@ def test_a_wrong_option_is_one_line_with_a_help_that_can_be_asked_for(tmp_path: 
 @pytest.mark.usefixtures("spark", "told")
 @pytest.mark.parametrize(
     ("option", "place", "why"),
-    [
-        ("output", "/proc/nowhere/books", "/proc/nowhere/.books.new-"),
-        ("state", "/proc/nowhere/state", "/proc/nowhere/state/v00000001/lives cannot be made: look at the rights of its folder"),
-        ("output", "/dev/null/books/today", "Parent path is not a directory: file:/dev/null"),
-        ("output", "hdfs://127.0.0.1:1/books", "Connection refused"),
-        ("output", "s3a://bucket/books", "names a file system that this Spark does not know: add its connector"),
-    ],
+    first_quick(
+        [
+            ("output", "/proc/nowhere/books", "/proc/nowhere/.books.new-"),
+            (
+                "state",
+                "/proc/nowhere/state",
+                "/proc/nowhere/state/v00000001/lives cannot be made: look at the rights of its folder",
+            ),
+            ("output", "/dev/null/books/today", "Parent path is not a directory: file:/dev/null"),
+            ("output", "hdfs://127.0.0.1:1/books", "Connection refused"),
+            ("output", "s3a://bucket/books", "names a file system that this Spark does not know: add its connector"),
+        ]
+    ),
 )
 def test_a_place_that_cannot_be_used_is_one_line_that_says_why(tmp_path: Path, option: str, place: str, why: str) -> None:
     """Not which call of Java failed."""
