@@ -299,7 +299,9 @@ def test_what_runs_is_finished_and_what_waits_goes_back_when_the_worker_is_told_
     worker.process.terminate()
     until(lambda: "Warm shutdown" in worker.text, what="the worker to hear the signal")
     if pool in GREEN:
-        time.sleep(1.5)  # nothing that can be seen tells when such a worker stops receiving; its connections stay
+        # Nothing that can be seen tells when such a worker stops receiving: until its tasks have ended its connections stay, it
+        # answers commands, and it sends no `worker-offline`. If this is too short, more tasks end than the limit below allows.
+        time.sleep(1.5)
     elif pool != "solo":  # its only task keeps the loop from looking
         until(lambda: not here.server.client.pubsub_numpat(), what="the worker to stop receiving, messages and commands")
     here.open(gate)
