@@ -247,15 +247,16 @@ def books(story: Story) -> Path:
     return story.folder / "books"
 
 
+@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
     ("kind", "letters", "rate"),
     [
         ("scripts", 150, "30/s"),
-        pytest.param("no-scripts", 150, "30/s", marks=pytest.mark.full),
-        pytest.param("forms", 150, "30/s", marks=pytest.mark.full),
-        pytest.param("scripts", MANY, "200/s", marks=pytest.mark.full),
+        ("no-scripts", 150, "30/s"),
+        ("forms", 150, "30/s"),
+        ("scripts", MANY, "200/s"),
     ],
 )
 def test_a_bad_deployment_is_mended_from_the_page(  # noqa: PLR0917 - fixtures, and what is drawn

@@ -275,6 +275,7 @@ def at_rest(sizes: dict[str, int]) -> bool:
     }
 
 
+@FULL
 @pytest.mark.slow
 def test_whatever_our_header_says_nothing_but_the_apps_own_is_touched_on_redis(shop: Callable[..., Shop], tmp_path: Path) -> None:
     """No new key and no changed type outside the app's own, and other clients' keys are unchanged."""

@@ -22,7 +22,7 @@ from redelivery.middleware.worker.celery_lines import LOGGERS
 from redelivery.workers.letters import Letter
 from redelivery.workers.operations.words.redaction import redacted
 from tests.support.desk import LETTERS, Desk, task_message
-from tests.support.lanes import first_quick
+from tests.support.lanes import FULL, first_quick
 from tests.support.running import until
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ def headers(shop: Shop) -> dict[str, dict[str, Any]]:
     return {each["headers"]["task"].rpartition(".")[2]: each["headers"]["redelivery"] for each in shop.letters()}
 
 
+@FULL
 def test_nothing_that_is_shown_or_logged_says_an_argument(shop: Callable[..., Shop]) -> None:
     """Neither in a table, a whole dead letter, an example, a task's life, nor a line of the worker's log or of Celery's own."""
     here = shop(module="tests.support.apps.secret_shop", settings={**FAST, "redact": True})

@@ -14,6 +14,7 @@ from redelivery.middleware.messages.steps import opened, sealed
 from redelivery.middleware.messages.ttl import PUBLISHED
 from redelivery.workers.testing.clock import aged
 from tests.support.desk import QUEUE, Desk, task_message
+from tests.support.lanes import first_quick
 
 if TYPE_CHECKING:
     from tests.support.servers import Server
@@ -263,18 +264,23 @@ def test_misuse_is_told_in_a_line(pytester: pytest.Pytester) -> None:
 
 @pytest.mark.parametrize(
     ("setting", "told"),
-    [
-        ("redelivery_app =", "redelivery: which app is to be tested? Set redelivery_app = your.module:app"),
-        ("redelivery_app = nowhere:app", "redelivery: redelivery_app = nowhere:app leads nowhere: No module named 'nowhere'"),
-        ("redelivery_app = shop:SETTINGS", "redelivery: redelivery_app = shop:SETTINGS is a dict, and no Celery app"),
-        ("redelivery_app = shop:app\nredelivery_broker = mine", "redelivery: redelivery_broker must be private or app, not 'mine'"),
-        ("redelivery_app = shop:app\nredelivery_timeout = soon", "redelivery: redelivery_timeout must be seconds, more than 0"),
-        ("redelivery_app = shop:app\nredelivery_broker = app", "redelivery: broker redis://*localhost:1/0 does not answer:"),
-        (
-            "redelivery_app = shop:LOCAL\nredelivery_broker = app",
-            "redelivery: these fixtures look into a Redis, and memory://* is no Redis:",
-        ),
-    ],
+    first_quick(
+        [
+            ("redelivery_app =", "redelivery: which app is to be tested? Set redelivery_app = your.module:app"),
+            ("redelivery_app = nowhere:app", "redelivery: redelivery_app = nowhere:app leads nowhere: No module named 'nowhere'"),
+            ("redelivery_app = shop:SETTINGS", "redelivery: redelivery_app = shop:SETTINGS is a dict, and no Celery app"),
+            (
+                "redelivery_app = shop:app\nredelivery_broker = mine",
+                "redelivery: redelivery_broker must be private or app, not 'mine'",
+            ),
+            ("redelivery_app = shop:app\nredelivery_timeout = soon", "redelivery: redelivery_timeout must be seconds, more than 0"),
+            ("redelivery_app = shop:app\nredelivery_broker = app", "redelivery: broker redis://*localhost:1/0 does not answer:"),
+            (
+                "redelivery_app = shop:LOCAL\nredelivery_broker = app",
+                "redelivery: these fixtures look into a Redis, and memory://* is no Redis:",
+            ),
+        ]
+    ),
 )
 def test_wrong_settings_are_told_in_a_line(pytester: pytest.Pytester, setting: str, told: str) -> None:
     """In the plugin's own words, without a traceback."""
