@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from .duty import Duty
 
 #: Seconds between two looks of a duty that does not lead. If nobody leads, the next renewal of the lease wakes it sooner.
-STANDING_BY = 10.0
+STANDING_BY = 30.0
 #: Seconds between the first steps of two duties: duties that step at different times share a connection to the broker.
 OFFSET = 0.03
 #: Of the seconds that all duties have to end (`TIMEOUT`), the lease has the last ones (seconds).
@@ -102,11 +102,11 @@ def duties_of(runtime: Runtime) -> tuple[Duty, ...]:
     if not runtime.has_leases:
         watches = (AmqpLetterWatch(runtime),) if runtime.enforces and kind_of(runtime.app) == "amqp" else ()
         return (*watches, *exporters)
-    log_keeper: tuple[Duty, ...] = (LogKeeper(redis_of(runtime), settings.outcome_log_max_bytes), *exporters)
+    redis, max_bytes = redis_of(runtime), settings.outcome_log_max_bytes
     if not runtime.enforces:
-        return log_keeper
+        return LogKeeper(redis, max_bytes), *exporters
     recoverer, runner = Recoverer(runtime), OperationRunner(runtime, standing_by=STANDING_BY)
-    dispatcher = Dispatcher(redis_of(runtime), standing_by=STANDING_BY) if settings.dispatcher else None
+    dispatcher = Dispatcher(redis, standing_by=STANDING_BY) if settings.dispatcher else None
 
     def on_renewed(renewal: Renewal) -> None:
         if renewal.recovering:
@@ -117,5 +117,6 @@ def duties_of(runtime: Runtime) -> tuple[Duty, ...]:
             runner.wake()
 
     dispatchers = () if dispatcher is None else (dispatcher,)
+    lease = Lease(runtime, on_renewed)
     keepers = QueueKeeper(runtime), Retention(runtime), LetterWatch(runtime), runner
-    return Lease(runtime, on_renewed), recoverer, *dispatchers, *keepers, *log_keeper
+    return lease, recoverer, *dispatchers, *keepers, LogKeeper(redis, max_bytes, lambda: lease.watches), *exporters

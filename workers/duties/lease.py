@@ -57,6 +57,8 @@ class Lease(Duty):
         self._run_id = ""
         self._looked = time.monotonic()
         self._refreshed = time.monotonic()
+        #: Whether this worker is a watcher, or does not know it yet.
+        self.watches = True
 
     def unanswered(self, exc: Exception) -> None:
         """Restart the watch over all other owners."""
@@ -80,6 +82,7 @@ class Lease(Duty):
                 owner.lease.begin(token)
             self._seen.clear()
             return
+        self.watches = renewed.watches
         self._every = self._shortest * (1 if renewed.watches or renewed.leases <= SMALL else 2)
         if not renewed.watches or renewed.leases == 1:
             self._seen.clear()

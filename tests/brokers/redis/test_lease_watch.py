@@ -11,6 +11,8 @@ from structlog.testing import capture_logs
 
 from redelivery.middleware.brokers.redis.leases import Renewal
 from redelivery.middleware.worker.lifecycle import begin
+from redelivery.workers.duties.bootstep import duties_of
+from redelivery.workers.duties.bounds import log_bounds
 from redelivery.workers.duties.dispatcher import Dispatcher
 from redelivery.workers.duties.lease import Lease
 from redelivery.workers.duties.operation_runner import OperationRunner
@@ -88,6 +90,29 @@ def test_a_worker_that_is_alone_looks_at_no_lease(any_server: Server) -> None:
     assert [looks(), looks()] == [1, 1]
     desk.transport.leases.unregister("another")
     assert looks() == 0
+
+
+def test_only_the_watchers_look_at_the_outcome_log_and_each_is_replaced(fleet: list[Desk], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker whose lease was not renewed yet looks, too."""
+    monkeypatch.setattr(log_bounds, "EVERY", 0.01)
+    workers = [duties_of(desk.install) for desk in fleet]
+    leases, keepers = (
+        [duty for duties in workers for duty in duties if isinstance(duty, kind)] for kind in (Lease, log_bounds.LogKeeper)
+    )
+    looked: list[int] = []
+    for number, keeper in enumerate(keepers):
+        monkeypatch.setattr(keeper, "step", functools.partial(looked.append, number))
+        keeper.start()
+    try:
+        until(lambda: set(looked) == {0, 1, 2, 3}, 60, "all to look")
+        for order in ((0, 1, 2, 3), (3, 2, 1, 0)):
+            fleet[0].client.delete(fleet[0].keys.lease_watcher, fleet[0].keys.second_lease_watcher)
+            for number in order:
+                leases[number].step()
+            until(lambda: set(looked[-20:]) == set(order[:2]), 60, f"{order[:2]} alone to look: {looked[-20:]}")  # noqa: B023
+    finally:
+        for keeper in keepers:
+            keeper.stop()
 
 
 def test_a_watch_that_is_not_renewed_ends_by_itself(fleet: list[Desk]) -> None:

@@ -1,4 +1,8 @@
-"""The log keeper: one thread in each worker that keeps the outcome log within its byte cap, and warns when it fills."""
+"""The log keeper: keeps the outcome log within its byte cap, and warns when it fills.
+
+It is a duty of every worker, but in a fleet only those do it that watch the leases: if every worker did, an idle fleet would cost
+the broker as many looks as it has workers.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,8 @@ from ...brokers.redis.outcome_log import bound
 from ..duty import Duty
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from redelivery.middleware.brokers.redis.transport import RedisTransport
 
 #: Seconds between two looks: at least; and at most, while the log has room for the events of that time.
@@ -29,15 +35,21 @@ class LogKeeper(Duty):
     line_if_unanswered = "debug", "outcome_log.not_seen"
     line_if_failed = "error", "outcome_log.failed"
 
-    def __init__(self, transport: RedisTransport, max_bytes: int) -> None:
+    def __init__(self, transport: RedisTransport, max_bytes: int, is_wanted: Callable[[], bool] = lambda: True) -> None:
+        """`is_wanted` is asked before each look, and says whether this worker takes it."""
         super().__init__(EVERY)
+        self._is_wanted = is_wanted
         self._transport = transport
         self._max_bytes = max_bytes
         self._quiet = 0
 
+    def leads(self) -> bool:
+        """Whether this worker looks: the broker is not asked for this."""
+        self._every = EVERY  # until a look says that the log has room
+        return self._is_wanted()
+
     def step(self) -> None:
         """Look once. Raises whatever the broker does."""
-        self._every = EVERY  # also if this look fails
         found = bound(self._transport.client, self._transport.keys, int(self._max_bytes * ACT_AT))
         self._every = min(max((found.cap - found.bytes) / GROWTH, EVERY), AT_MOST)
         self._quiet = max(self._quiet - 1, 0)
