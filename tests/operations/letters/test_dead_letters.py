@@ -9,11 +9,15 @@ import pytest
 
 from redelivery.errors import InputError
 from redelivery.middleware.messages.steps import sealed
-from redelivery.workers.brokers.redis.letters import SAMPLE
+from redelivery.workers.brokers.redis.letters import PAGE, SAMPLE, RedisLetterStore
 from redelivery.workers.brokers.redis.pages import hash_pages, list_pages
 from redelivery.workers.letters import Contents, Letter
 from redelivery.workers.operations.letters import dead_letters
-from tests.support.desk import LETTERS, QUEUE, Desk, body_of, task_message
+from redelivery.workers.operations.letters.filter import Filter
+from redelivery.workers.operations.letters.purge import purge
+from redelivery.workers.operations.letters.redrive.redrive import redrive
+from redelivery.workers.operations.letters.walk import Walked
+from tests.support.desk import LETTERS, QUEUE, Desk, body_of, copies, task_message
 
 if TYPE_CHECKING:
     from tests.support.servers import Server
@@ -166,6 +170,36 @@ def test_pages_of_a_list_miss_nothing_when_elements_are_added_before_them(server
         if number > 30:
             break
     assert seen >= set(range(50))
+
+
+@pytest.mark.parametrize("gone", [1, PAGE - 1, PAGE, PAGE + 1, 2 * PAGE])
+def test_letters_that_stay_are_read_once_while_others_leave(desk: Desk, gone: int) -> None:
+    """A redrive of other letters runs meanwhile: their places change."""
+    ids = copies(desk, 4 * PAGE)
+    seen: list[str] = []
+    with RedisLetterStore(desk.transport).open(LETTERS) as letters:
+        for number, page in enumerate(letters.pages()):
+            seen += [Letter.of(raw).task_id for raw in page]
+            if number == 1:
+                desk.client.ltrim(LETTERS, 0, -gone - 1)
+    assert seen == (ids if gone < 2 * PAGE else ids[: 2 * PAGE] + ids[gone:])
+
+
+def test_a_redrive_misses_no_letter_while_others_are_purged(desk: Desk) -> None:
+    """Of the letters that it does not take, a purge removes the older ones meanwhile."""
+    copies(desk, 3 * PAGE)
+    raws: Any = desk.client.lrange(LETTERS, 0, -1)
+    desk.client.delete(LETTERS)
+    desk.client.rpush(LETTERS, *[raw.replace(b"desk.pack", b"desk.seal") if at % 2 else raw for at, raw in enumerate(raws)])
+
+    purged: list[Walked] = []
+
+    def purge_others(so_far: Walked) -> None:
+        if so_far.moved == PAGE and not purged:
+            purged.append(purge(desk.transport, LETTERS, Filter(tasks=("desk.seal",)), limit=PAGE))
+
+    done = redrive(desk.transport, LETTERS, Filter(tasks=("desk.pack",)), on_progress=purge_others)
+    assert (done.moved, desk.client.llen(LETTERS)) == (3 * PAGE // 2, PAGE // 2)
 
 
 def test_pages_give_every_field_of_a_hash(server: Server) -> None:

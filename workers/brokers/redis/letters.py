@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
-from collections import Counter
+from collections import Counter, deque
 from typing import TYPE_CHECKING, Any, Self
 
 from redelivery.middleware.brokers.redis.stores import Under
@@ -14,7 +15,7 @@ from ...ports import DeadLetterQueue, Halted, LetterPage
 from .pages import list_pages
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from redis import Redis
 
@@ -29,6 +30,8 @@ SAMPLE, QUEUES = 200, 20
 PAGE = 1000
 #: Pages get smaller if their dead letters have more bytes than this.
 MAX_BYTES = 8 * 1024 * 1024
+#: Of so many pages the dead letters are still known by their digests.
+KNOWN = 20
 
 
 class RedisLetterStore:
@@ -167,13 +170,31 @@ class RedisLetters:
         return list(raws)
 
     def pages(self, gone: Callable[[], int] = lambda: 0) -> Iterator[list[bytes]]:
-        """As `LetterList.pages`. If other clients remove dead letters meanwhile, some of the others may be missed."""
-        seen, size = 0, PAGE
+        """As `LetterList.pages`. If other clients remove dead letters meanwhile, the others are still read.
+
+        The newest dead letter that was read and stays is known. If it is not where it must be, the later ones have moved.
+        """
+        seen, lost, size, known = 0, 0, PAGE, deque[set[bytes]](maxlen=KNOWN)
         while seen < self.total:
-            count, staying = min(size, self.total - seen), seen - gone()
-            page: Any = self._client.lrange(self._key, -(staying + count), -(staying + 1))
+            count, staying = min(size, self.total - seen), max(seen - gone() - lost, 0)
+            page: Any = self._client.lrange(self._key, -(staying + count), -max(staying, 1))
+            if staying and not (page and _is_known(page.pop(), known)):
+                back: Any = self._client.lrange(self._key, -staying, -(max(staying - size, 0) + 1))
+                lost += next((at for at, raw in enumerate(back) if _is_known(raw, known)), min(size, staying))
+                continue
             if not page:
                 return
+            before = gone()
             yield page[::-1]
             seen += len(page)
+            if gone() - before < len(page):
+                known.append({_digest(raw) for raw in page})
             size = max(size // 2, 1) if sum(map(len, page)) > MAX_BYTES else min(size * 2, PAGE)
+
+
+def _digest(raw: bytes) -> bytes:
+    return hashlib.blake2b(raw, digest_size=8).digest()
+
+
+def _is_known(raw: bytes, known: Iterable[set[bytes]]) -> bool:
+    return any(_digest(raw) in page for page in known)

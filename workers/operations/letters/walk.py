@@ -225,10 +225,7 @@ class Walk(Generic[Job]):
 
 
 def letters_of(transport: Transitions, name: str) -> Iterator[Letter]:
-    """The dead letters that are in the queue at the beginning, the oldest first; nothing is changed.
-
-    If letters leave the queue meanwhile, some of the others may be skipped.
-    """
+    """The dead letters that are in the queue at the beginning, the oldest first; nothing is changed."""
     with needed(broker_of(transport).letters).open(name) as letters:
         for page in letters.pages():
             yield from map(Letter.of, page)
