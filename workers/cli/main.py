@@ -83,8 +83,12 @@ class Root(click.Group):
             formatter.write_dl([(name, help_text) for name, (_, help_text) in sorted(COMMANDS.items())])
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read the root's own options."""
+        """Read the root's own options. Refuses words that are not UTF-8: neither a broker nor a URI can have them."""
         with _Errors(ctx):
+            for word in args:
+                if any("\ud800" <= char <= "\udfff" for char in word):
+                    msg = f"{word!r} is not text in UTF-8: look at the encoding of your terminal or script"
+                    raise click.UsageError(msg, ctx)
             return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:

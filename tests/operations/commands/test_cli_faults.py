@@ -240,6 +240,22 @@ def test_a_file_that_is_not_text_is_one_line(command: Command, desk: Desk, folde
     assert desk.ids(LETTERS) == [task_id]
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("inventory", "export", "--to", "\udcff"),
+        ("dlq", "redrive", LETTERS, "--all", "--to", "\udcff", "--create"),
+        ("dlq", "redrive", LETTERS, "--all", "--as", "\udcff"),
+        ("\udcff",),
+    ],
+)
+def test_a_word_that_is_not_utf_8_is_one_line(command: Command, desk: Desk, words: tuple[str, ...]) -> None:
+    """A name in another encoding, as Python has it."""
+    task_id = desk.die()
+    refused(command.run("-A", "shopfront", *words), r"'\udcff' is not text in UTF-8: look at the encoding of your terminal")
+    assert desk.ids(LETTERS) == [task_id]
+
+
 @pytest.mark.parametrize(("redirected", "code"), [(">/dev/full", 2), (">&-", 0), ("<&-", 0), ("<&- 2>&-", 0)])
 def test_streams_that_are_full_or_closed_end_no_command_in_a_traceback(
     command: Command, desk: Desk, redirected: str, code: int
