@@ -1,11 +1,13 @@
 """The bootstep that serves a worker's own metrics, if the setting `metrics_listen` names an address.
 
-It begins when the consumer has connected for the first time. If another process has the address, a warning is logged, and the
-worker runs without metrics.
+It begins when the consumer has connected for the first time. If another process has the address, or prometheus_client cannot write
+its files, a warning is logged, and the worker runs without metrics.
 """
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from celery import bootsteps
@@ -17,6 +19,18 @@ if TYPE_CHECKING:
     from celery.worker.consumer import Consumer
 
     from ..operations.metrics.server import MetricsServer
+
+
+#: The folder in which prometheus_client keeps all values of a process, if this variable names one.
+SHARED = "PROMETHEUS_MULTIPROC_DIR"
+
+
+def _require_shared_folder() -> None:
+    """Raise `OSError` if prometheus_client could not write there: each count would fail."""
+    folder = os.environ.get(SHARED)
+    if folder is not None and not (Path(folder).is_dir() and os.access(folder, os.W_OK | os.X_OK)):
+        msg = f"{SHARED} is {folder!r}, which is not a folder that can be written: make it, or unset the variable"
+        raise OSError(msg)
 
 
 class ServedMetrics(bootsteps.StartStopStep):
@@ -45,6 +59,7 @@ class ServedMetrics(bootsteps.StartStopStep):
         found = WorkerMetrics(runtime.app.tasks)
         host, port = host_and_port(runtime.settings.metrics_listen)
         try:
+            _require_shared_folder()
             self._server = MetricsServer(host, port, lambda accept: page_of(found.registry, accept))
         except OSError as exc:
             log.warning("metrics.not_served", address=runtime.settings.metrics_listen, error=str(exc.strerror or exc))

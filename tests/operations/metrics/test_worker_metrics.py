@@ -164,6 +164,26 @@ def test_an_address_that_is_taken_ends_no_worker(server: Any, folder: Path) -> N
         shop.stop()
 
 
+@pytest.mark.parametrize("name", ["missing", "file"])
+def test_a_shared_folder_that_cannot_be_written_is_one_warning(
+    server: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """prometheus_client would raise for each count."""
+    (folder / "file").write_text("")
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(folder / name))
+    shop, _ = listening(folder, server)
+    try:
+        shop.start()
+        shop.ended(shop.send("ok"), "succeeded")
+        shop.workers[0].stop()
+        text = shop.workers[0].text
+        assert text.count("metrics.not_served") == 1
+        assert "make it, or unset the variable" in text
+        assert "Traceback" not in text
+    finally:
+        shop.stop()
+
+
 WITHOUT = """
 import importlib.util, sys
 sys.modules["prometheus_client"] = None
