@@ -147,7 +147,7 @@ def test_a_second_run_replaces_the_first_and_says_the_same(told: Histories, tmp_
 @pytest.mark.usefixtures("spark", "told")
 def test_a_gap_in_the_export_makes_the_books_not_balance(tmp_path: Path) -> None:
     """Events that left the outcome log before an export are missing: the gap is listed, and the exit code is 1."""
-    gap = {"count": 7, "first_id": "1-0", "last_id": "8-0"}
+    gap = {"after": "1-0", "before": "9-0", "lost": 7, "why": "cap", "noticed_ms": 1}
     write_lines(tmp_path / "outcomes" / "_gaps.jsonl", [gap])
     result = run(tmp_path, "--json")
     assert result.exit_code == 1

@@ -164,7 +164,7 @@ def test_the_page_of_balanced_books_says_so_and_names_what_is_open() -> None:
 
 def test_a_gap_is_told_of_where_nothing_else_is_wrong() -> None:
     """Then the books do not balance, and the page says why."""
-    gap = {"count": 7, "first_id": "1-0", "last_id": EVIL}
+    gap = {"after": "1-0", "before": EVIL, "lost": 7, "why": "cap", "noticed_ms": 1}
     whole = page(replace(wrong(balanced=9), balanced=False, gaps=[gap]), [])
     assert "The outcome log has 1 gap of 7 events: what was in it cannot be accounted for." in text_of(whole)
     assert "<script>" not in whole
