@@ -87,8 +87,9 @@ def newest(destination: str, log: str) -> Commit | None:
             name = max(own, key=lambda each: order(each["last"])).string
             try:
                 told = json.loads(read_text(below(folder, date), name))
+                order(told["last"])
                 return Commit(**{**told, "began": tuple(told["began"])})
-            except (ValueError, TypeError, KeyError) as exc:
+            except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as exc:
                 msg = f"{below(folder, f'{date}/{name}')} is not a commit of an export ({exc}): restore it, or move it away"
                 raise InputError(scrubbed(msg)) from exc
     return None

@@ -20,12 +20,13 @@ if TYPE_CHECKING:
 #: The beginning of the names of their files. Spark skips such names.
 NAME = "_gaps"
 GAPS = pa.schema({"after": pa.string(), "before": pa.string(), "lost": pa.int64(), "why": pa.string(), "noticed_ms": pa.int64()})
+_NEEDED = {"after": str, "before": str, "why": str, "noticed_ms": int}
 
 
 def note(gaps: Iterable[Gap], folder: str, log: str) -> None:
     """Add these gaps of a log (or audit) to the gaps that are noted in this folder. Raises `InputError` if that fails."""
     name = f"{NAME}{ending_of(log)}"
-    known = {row["after"]: row for row in read_lines(folder, f"{name}.jsonl")}
+    known = {row["after"]: row for row in read_lines(folder, f"{name}.jsonl", _NEEDED)}
     # After a crash the same gap is found again, with the same beginning: it is noted once.
     known |= {gap.after: asdict(gap) for gap in gaps}
     write_rows(known.values(), folder, GAPS, name=name, format="jsonl")
@@ -34,5 +35,5 @@ def note(gaps: Iterable[Gap], folder: str, log: str) -> None:
 def noted(folder: str) -> list[Gap]:
     """The gaps that are noted in this folder, of any log. Raises `InputError` if they cannot be read."""
     files = [each for each in names(folder) if each.startswith(NAME) and each.endswith(".jsonl")]
-    rows: list[dict[str, Any]] = [{"lost": None, **row} for file in files for row in read_lines(folder, file)]
+    rows: list[dict[str, Any]] = [{"lost": None, **row} for file in files for row in read_lines(folder, file, _NEEDED)]
     return [Gap(**{name: row[name] for name in GAPS.names}) for row in rows]

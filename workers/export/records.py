@@ -39,6 +39,7 @@ _FILE = re.compile(
     r"(?P<day>\d{4}-\d\d-\d\d)/(?P<name>records-(?P<first>\d+-\d+)-(?P<last>\d+-\d+)-(?P<count>\d+)(-[0-9a-f]{8})?\.jsonl)"
 )
 _CURSORS = pa.schema({"log": pa.string(), "record_id": pa.string(), "position": pa.int64()})
+_NEEDED = {"log": str, "record_id": str, "position": int}
 
 
 class Cursor(NamedTuple):
@@ -61,7 +62,7 @@ def advance(destination: str, log: str, cursor: Cursor) -> None:
 
 
 def _cursors(destination: str) -> dict[str, dict[str, Any]]:
-    return {row["log"]: row for row in read_lines(below(destination, AUDIT), f"{_EXPORTED}.jsonl")}
+    return {row["log"]: row for row in read_lines(below(destination, AUDIT), f"{_EXPORTED}.jsonl", _NEEDED)}
 
 
 def write_records(destination: str, rows: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 #: The beginning of a URI; any other text is a path.
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
+#: No names.
+NOTHING: Mapping[str, type] = {}
 #: Rows that are held in memory at once, and that form one row group.
 ROW_GROUP = 20_000
 
@@ -137,17 +139,25 @@ def read_text(uri: str, file: str) -> str:
         raise InputError(msg) from exc
 
 
-def read_lines(uri: str, file: str) -> list[dict[str, Any]]:
-    """The rows of the JSON lines file `<uri>/<file>`; none if there is no such file."""
+def read_lines(uri: str, file: str, needed: Mapping[str, type] = NOTHING) -> list[dict[str, Any]]:
+    """The rows of the JSON lines file `<uri>/<file>`; none if there is no such file.
+
+    Raises `InputError` if it cannot be read, or if a row has no value of its type for a `needed` name.
+    """
     filesystem, folder = resolve(uri)
     try:
         with filesystem.open_input_stream(f"{folder}/{file}") as source:
-            return [json.loads(line) for line in source.read().splitlines()]
+            rows = [json.loads(line) for line in source.read().splitlines()]
+        for row in rows:
+            if not isinstance(row, dict) or any(type(row.get(name)) is not kind for name, kind in needed.items()):
+                msg = f"a line is no object with {', '.join(needed) or 'columns'}"
+                raise ValueError(msg)  # noqa: TRY301 - told with the name of the file
     except FileNotFoundError:
         return []
-    except (OSError, ValueError) as exc:
+    except (OSError, ValueError, RecursionError) as exc:
         msg = scrubbed(f"{below(uri, file)} cannot be read: {exc}. Move it away, or give another destination")
         raise InputError(msg) from exc
+    return rows
 
 
 def is_on_this_machine(uri: str) -> bool:

@@ -144,12 +144,13 @@ def test_a_strange_file_among_the_commits_does_not_stop_the_export(server: Serve
     assert export_outcomes(server.client, KEYS, str(folder / "out")).events == 2
 
 
-def test_a_broken_commit_is_named(server: Server, folder: Path) -> None:
+@pytest.mark.parametrize("text", ['{"log": "redel', "[]", '{"log": "x", "began": ["", 0], "last": 5, "position": 1, "files": [1]}'])
+def test_a_broken_commit_is_named(server: Server, folder: Path, text: str) -> None:
     """The export cannot tell from it whether the log is the same."""
     record(server.client, 1)
     export_outcomes(server.client, KEYS, str(folder / "out"))
     [commit] = folder.glob("out/_commits/*/*.json")
-    commit.write_text('{"log": "redel')
+    commit.write_text(text)
     with pytest.raises(InputError, match=rf"{commit.name} is not a commit of an export .*: restore it, or move it away"):
         export_outcomes(server.client, KEYS, str(folder / "out"))
 

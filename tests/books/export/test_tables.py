@@ -141,9 +141,10 @@ def test_text_that_is_no_unicode_is_written_all_the_same(tmp_path: Path) -> None
     assert write_rows([{"name": "a\ud800b"}], str(tmp_path), SMALL, name="rows", format="jsonl") == 1
 
 
-def test_lines_of_a_file_that_is_none_of_ours_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("line", ["{", "[1]", "null", "{}", '{"count": "1"}', '{"count": true}', "[" * 100_000])
+def test_lines_of_a_file_that_is_none_of_ours_are_refused(tmp_path: Path, line: str) -> None:
     """The error names the file."""
-    (tmp_path / "rows.jsonl").write_text("{")
-    with pytest.raises(InputError, match=r"rows\.jsonl cannot be read"):
-        read_lines(str(tmp_path), "rows.jsonl")
+    (tmp_path / "rows.jsonl").write_text(line)
+    with pytest.raises(InputError, match=r"rows\.jsonl cannot be read: .* Move it away"):
+        read_lines(str(tmp_path), "rows.jsonl", {"count": int})
     assert read_lines(str(tmp_path), "missing.jsonl") == []

@@ -43,7 +43,7 @@ class Publishers:
     @classmethod
     def read(cls, destination: str) -> Publishers:
         """Read the notes beside the events."""
-        rows = read_lines(destination, f"{_NAME}.jsonl")
+        rows = read_lines(destination, f"{_NAME}.jsonl", {"publisher": str, "last": int, "at_ms": int})
         return cls({str(row["publisher"]): (int(row["last"]), int(row["at_ms"])) for row in rows})
 
     def write(self, destination: str, now_ms: int) -> None:
