@@ -136,6 +136,15 @@ BAD_INPUTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "no inventory": (lambda folder: _emptied(folder, "inventory"), "holds no file with inventory"),
     "a missing day": (_committed, "1 files of 2026-01-30 were exported and are not there, the first is date=2026-01-30/hour=01/"),
     "a broken commit": (lambda folder: _commit(folder, "{"), "is not a commit of an export"),
+    "a commit that is a list": (lambda folder: _commit(folder, "[]"), "is not a commit of an export"),
+    "a commit with a size that is none": (
+        lambda folder: _commit(folder, '{"files": [{"file": "x", "bytes": "many"}]}'),
+        "is not a commit of an export",
+    ),
+    "a commit with a gap that is none": (
+        lambda folder: _commit(folder, '{"files": [], "gaps": [1]}'),
+        "is not a commit of an export",
+    ),
     "a broken gap": (lambda folder: (folder / "outcomes" / "_gaps.jsonl").write_text("{"), "holds a line that is not JSON"),
 }
 

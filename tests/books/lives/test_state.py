@@ -213,6 +213,16 @@ def test_a_state_of_somebody_elses_is_refused(spark: SparkSession, tmp_path: Pat
     (tmp_path / "thesis" / "chapter.txt").write_text("1")
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "current.json").write_text("{")
+    for name, current, run in (
+        ("list", "[]", ""),
+        ("versionless", "{}", ""),
+        ("named", '{"version": "one"}', ""),
+        ("run", '{"version": 1}', "[]"),
+        ("typed", '{"version": 1}', '{"format": 1, "read": [], "commits": null}'),
+    ):
+        (tmp_path / name / "v00000001").mkdir(parents=True)
+        (tmp_path / name / "current.json").write_text(current)
+        (tmp_path / name / "v00000001" / "run.json").write_text(run)
     (tmp_path / "newer" / "v00000001").mkdir(parents=True)
     (tmp_path / "newer" / "current.json").write_text(json.dumps({"version": 1, "format": 1}))
     (tmp_path / "newer" / "v00000001" / "run.json").write_text(json.dumps({"version": 1, "format": 1, "said_since": True}))
@@ -220,7 +230,12 @@ def test_a_state_of_somebody_elses_is_refused(spark: SparkSession, tmp_path: Pat
         "thesis": "is not empty, and not a state",
         "outcomes/state": "lie within each other",
         "books/state": "lie within each other",
-        "broken": "is not JSON",
+        "broken": r"current\.json is broken: it is not JSON .*Restore it",
+        "list": r"current\.json is broken: it is not an object\. Restore it",
+        "versionless": r"current\.json is broken: it has no version\. Restore it",
+        "named": r"current\.json is broken: it has no version",
+        "run": r"v00000001/run\.json is broken: it is not an object",
+        "typed": r"v00000001/run\.json is broken: wrong values of read, commits",
         "newer": "was written by another version of redelivery",
     }.items():
         with pytest.raises(InputError, match=said):

@@ -141,8 +141,9 @@ def _commits(files: Files, folder: str, known: AbstractSet[str], since: str) -> 
             text = files.read(f"{folder}/{date}/{name}")
             try:
                 commit = json.loads(text or "")
-                [each["file"] for each in commit["files"]]
-            except (ValueError, TypeError, KeyError) as exc:
+                [(each["file"], int(each.get("bytes", 0))) for each in commit["files"]]
+                [gap["after"] for gap in commit.get("gaps", [])]
+            except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as exc:
                 msg = f"{folder}/{date}/{name} is not a commit of an export ({exc}): only `redelivery outcomes export` writes there"
                 raise InputError(msg) from exc
             yield f"{date}/{name}", commit
@@ -231,7 +232,7 @@ def _gaps_of(files: Files, uri: str, name: str) -> list[dict[str, Any]]:
     text = files.read(f"{root_of(uri)}/{name}")
     try:
         gaps = [json.loads(line) for line in (text or "").splitlines() if line.strip()]
-    except ValueError as exc:
+    except (ValueError, RecursionError) as exc:
         msg = f"{uri}/{name} holds a line that is not JSON ({exc}): it is written by `redelivery outcomes export` alone"
         raise InputError(msg) from exc
     return [gap if isinstance(gap, dict) else {"gap": gap} for gap in gaps]

@@ -128,12 +128,13 @@ class State:
         return f"{self.uri}/v{number:08}"
 
     def _current(self) -> int:
-        text = self._files.read(f"{self.uri}/{CURRENT}")
+        name = f"{self.uri}/{CURRENT}"
+        text = self._files.read(name)
         if text is not None:
-            return int(self._object(CURRENT, text)["version"])
+            return _version_of(name, text)
         try:
-            return int(json.loads(self._files.read(f"{self.uri}/{_NEXT}") or "")["version"])
-        except ValueError:  # there is no such file, or the first run died while it wrote it
+            return _version_of(name, self._files.read(f"{self.uri}/{_NEXT}") or "")
+        except InputError:  # there is no such file, or the first run died while it wrote it
             return 0
 
     def _read(self, version: int) -> Run:
@@ -144,16 +145,34 @@ class State:
         if text is None:
             msg = f"{name} is missing: the state is not whole. Restore it, or begin a new one in another folder"
             raise InputError(msg)
-        found = self._object(name, text)
+        found = _object(name, text)
         if found.get("format") != _FORMAT or found.keys() - Run.__dataclass_fields__:
             msg = f"{name} was written by another version of redelivery: begin a new state in another folder"
             raise InputError(msg)
-        return Run(**found)
+        run = Run(**found)
+        wrong = [each for each, value in asdict(Run(watermark_ms=0)).items() if not isinstance(found.get(each, value), type(value))]
+        if wrong and (wrong != ["watermark_ms"] or run.watermark_ms is not None):
+            raise InputError(_broken(name, f"wrong values of {', '.join(wrong)}"))
+        return run
 
-    def _object(self, name: str, text: str) -> dict[str, Any]:
-        try:
-            found = json.loads(text)
-        except ValueError as exc:
-            msg = f"{self.uri}: {name} is not JSON ({exc}). Restore it, or begin a new state in another folder"
-            raise InputError(msg) from exc
-        return dict(found)
+
+def _version_of(name: str, text: str) -> int:
+    """The number of the current version."""
+    version = _object(name, text).get("version")
+    if type(version) is not int:
+        raise InputError(_broken(name, "it has no version"))
+    return version
+
+
+def _object(name: str, text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as exc:
+        raise InputError(_broken(name, f"it is not JSON ({exc})")) from exc
+    if not isinstance(found, dict):
+        raise InputError(_broken(name, "it is not an object"))
+    return found
+
+
+def _broken(name: str, why: str) -> str:
+    return f"{name} is broken: {why}. Restore it, or begin a new state in another folder"
