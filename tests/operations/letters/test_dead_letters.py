@@ -16,10 +16,10 @@ from redelivery.workers.operations.letters import dead_letters
 from redelivery.workers.operations.letters.filter import Filter
 from redelivery.workers.operations.letters.purge import purge
 from redelivery.workers.operations.letters.redrive.redrive import redrive
-from redelivery.workers.operations.letters.walk import Walked
 from tests.support.desk import LETTERS, QUEUE, Desk, body_of, copies, task_message
 
 if TYPE_CHECKING:
+    from redelivery.workers.operations.letters.walk import Walked
     from tests.support.servers import Server
 
 
