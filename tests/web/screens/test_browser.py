@@ -151,6 +151,23 @@ def test_axe_finds_nothing_and_nothing_is_wider_than_the_window(
                 assert findings(browser) == [], (path, width)
 
 
+@pytest.mark.full
+def test_words_without_a_space_make_no_screen_wider(browser: Browser, open_page: Callable[..., WebPage], desk: Desk) -> None:
+    """Names of tasks, queues and exceptions, and what an exception says, of any length."""
+    word, queue = "W" * 10_000, f"DLQ.{'q' * 200}"
+    ids = [desk.die(task_message(task=word), exception=f"shop.{word}", said=word), desk.die(said=f"one {word}", into=queue)]
+    ids.append(desk.delay(task_message("d" * 250, task=word)))
+    page = open_page("--allow", "all")
+    browser.open(f"{page.address}/login?token={TOKEN}")
+    paths = ["/", "/causes", f"/letters?queue={LETTERS}", "/delayed", "/queues", *(f"/task?id={each}" for each in ids)]
+    paths += [f"/letter?queue={LETTERS}&id={ids[0]}", f"/letter?queue={queue}&id={ids[1]}"]
+    for path in paths:
+        for width in (390, 1280, 2560):
+            browser.open(page.address + path, width=width)
+            assert browser.ask("document.documentElement.scrollWidth <= innerWidth"), (path, width)
+            assert browser.ask(BURST) == [], (path, width)
+
+
 #: Counts how often the page has checked whether it should reload.
 COUNTED = """
     window.turns = 0;
