@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 #: How many characters of a UUID a table shows at the least; the space between two columns; the indentation.
 SHORT_ID, GAP, INDENT = 8, "  ", "  "
+#: The fewest characters of a column on the narrowest terminal.
+LEAST = 4
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
@@ -131,10 +133,13 @@ def _shorten_ids(cells: list[list[str]], columns: Sequence[Column]) -> None:
 
 
 def _fitted(natural: Sequence[int], columns: Sequence[Column], limit: int) -> list[int]:
-    """The widths that fit into `limit` characters, with a gap between two columns; 0 for a column that is left out."""
+    """The widths that fit into `limit` characters, with a gap between two columns; 0 for a column that is left out.
+
+    On a very narrow terminal the columns that give room get narrower than their `least`.
+    """
     giving = sorted((at for at, each in enumerate(columns) if each.gives), key=lambda at: -columns[at].gives)
     leaving = sorted((at for at, each in enumerate(columns) if each.leaves), key=lambda at: -columns[at].leaves)
-    widths: list[int] = []
+    widths, over = list[int](), 0
     for left_out in range(len(leaving) + 1):
         widths = [0 if at in leaving[:left_out] else width for at, width in enumerate(natural)]
         over = sum(widths) + len(GAP) * (len(widths) - left_out - 1) - limit
@@ -143,6 +148,9 @@ def _fitted(natural: Sequence[int], columns: Sequence[Column], limit: int) -> li
             widths[at], over = widths[at] - given, over - given
         if over <= 0:
             break
+    for at in giving:
+        given = min(max(over, 0), max(widths[at] - LEAST, 0))
+        widths[at], over = widths[at] - given, over - given
     return widths
 
 
