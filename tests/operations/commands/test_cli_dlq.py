@@ -327,7 +327,8 @@ def test_a_letter_is_edited_before_it_goes_back(desk: Desk, tmp_path: Path) -> N
     letter = json.loads(desk.run("dlq", "export", LETTERS, "--id", task_id).stdout)
     assert (letter["args"], letter["kwargs"], letter["deaths"][0]["reason"]) == ([1, "wrong"], {}, "exhausted")
     file = tmp_path / "letter.json"
-    file.write_text(json.dumps({**letter, "args": [1, "right"], "kwargs": {"more": True}}))
+    changed = json.dumps({**letter, "args": [1, "right"], "kwargs": {"more": True}})
+    file.write_text(f"\ufeff{changed}", "utf-8")  # as some editors write it
     assert desk.run("dlq", "redrive", LETTERS, "--id", task_id, "--with", str(file)).exit_code == 0
     [message] = desk.messages()
     args, kwargs, embed = json.loads(base64.b64decode(message["body"]))

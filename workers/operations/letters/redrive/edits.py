@@ -21,7 +21,7 @@ _KINDS: dict[str, tuple[type, str]] = {"task": (str, "text"), "args": (list, "a 
 def edit_of_json(text: str, source: str, task_id: str, queue: str | None = None) -> Edit:
     """The changes in this text. Error texts call it `source`; `queue` is where the letter goes instead of its origin."""
     try:
-        given: Any = json.loads(text)
+        given: Any = json.loads(text.removeprefix("\ufeff"))  # a byte order mark, with which some editors begin a file
     except (ValueError, RecursionError) as exc:
         msg = f"{source} is not JSON: {exc}"
         raise InputError(msg) from exc
