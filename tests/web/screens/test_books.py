@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import json
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -98,6 +99,18 @@ def test_books_that_are_not_there_are_said(open_page: Callable[..., WebPage], tm
     assert "there are no books in" in operator.get("/books").read
     overview = operator.get("/")
     assert (overview.status, "there are no books in" in overview.read) == (200, True)
+
+
+@pytest.mark.parametrize("spoiled", [{"verdicts": {"lost": "many"}}, {"verdicts": {"lost": [1]}}, {"lives": None}, {"gaps": 5}])
+def test_a_summary_with_values_of_another_type_is_said(
+    open_page: Callable[..., WebPage], tmp_path: Path, spoiled: dict[str, Any]
+) -> None:
+    """On their screen and on the overview, which still works."""
+    whole = {"verdicts": {}, "as_of_ms": 1, "lives": 1, "events": 1, "possible_repeats": 0}
+    (tmp_path / "summary.json").write_text(json.dumps({**whole, **spoiled}))
+    operator = open_page("--books", str(tmp_path)).operator()
+    assert "summary.json is not a summary of these books" in operator.get("/books").read
+    assert operator.get("/").status == 200
 
 
 @pytest.mark.full

@@ -41,14 +41,22 @@ class Written:
 def written(output: str) -> Written:
     """The report in an output (a path, or a URI that pyarrow knows). Raises `InputError` if there is none."""
     summary, trend = _read(output, "summary.json"), _read(output, "trend.json", is_needed=False)
-    numbers = {"as_of_ms", "lives", "events", "possible_repeats"}
-    if not isinstance(summary, dict) or not isinstance(summary.get("verdicts"), dict) or not numbers <= summary.keys():
+    if not isinstance(summary, dict) or not _is_whole(summary):
         msg = scrubbed(f"{output}/summary.json is not a summary of these books: name a folder that `redelivery reconcile` wrote")
         raise InputError(msg)
-    counts = {name: int(summary["verdicts"].get(name) or 0) for name in VERDICTS}
+    counts = {name: summary["verdicts"].get(name) or 0 for name in VERDICTS}
     found = trend if isinstance(trend, list) else []
     lines = [each for each in found if isinstance(each, dict) and isinstance(each.get("as_of_ms"), int)]
     return Written({"gaps": [], "balanced": False, **summary, "verdicts": counts}, lines)
+
+
+def _is_whole(summary: dict[str, Any]) -> bool:
+    """Whether it has what is read of it, each of its type."""
+    verdicts = summary.get("verdicts")
+    if not isinstance(verdicts, dict) or not isinstance(summary.get("gaps", []), list):
+        return False
+    numbers = [summary.get(name) for name in ("as_of_ms", "lives", "events", "possible_repeats")]
+    return all(isinstance(each, int) for each in (*numbers, *(verdicts.get(name) or 0 for name in VERDICTS)))
 
 
 def place_of(output: str) -> tuple[fs.FileSystem, str]:
@@ -73,6 +81,6 @@ def _read(output: str, name: str, *, is_needed: bool = True) -> Any:
             return []
         msg = scrubbed(f"there are no books in {output}: name the folder that `redelivery reconcile --output` wrote")
         raise InputError(msg) from exc
-    except (ArrowException, OSError, ValueError) as exc:
+    except (ArrowException, OSError, ValueError, RecursionError) as exc:
         msg = scrubbed(f"{output}/{name} cannot be read: {exc}")
         raise InputError(msg) from exc
