@@ -197,4 +197,5 @@ def _digest(raw: bytes) -> bytes:
 
 
 def _is_known(raw: bytes, known: Iterable[set[bytes]]) -> bool:
-    return any(_digest(raw) in page for page in known)
+    digest = _digest(raw)
+    return any(digest in page for page in known)
