@@ -100,6 +100,7 @@ class AmqpTransport(WithoutLeases):
     def connect(self) -> Any:
         """A new open connection (kombu's). Raises `BrokerUnavailable` if nothing answers, `BrokerError` if it is refused."""
         connection = self.app.connection_for_write()
+        connection.transport_options["heartbeat"] = 0  # nobody would send them while it waits, and the broker would close it
         try:
             connection.connect()
         except OperationalError as exc:

@@ -23,6 +23,7 @@ from redelivery.middleware.brokers.rabbitmq.journal import letter_look
 from redelivery.middleware.brokers.rabbitmq.names import OUTCOMES, OUTCOMES_EXCHANGE, AmqpNames
 from redelivery.middleware.brokers.rabbitmq.peek import Look, depth_of
 from redelivery.middleware.brokers.rabbitmq.topology import declare_outcomes
+from redelivery.middleware.brokers.rabbitmq.transport import AmqpTransport
 from redelivery.middleware.messages.events import Event, Outcome
 from redelivery.workers.brokers.rabbitmq import delay_store as amqp_delay_store
 from redelivery.workers.brokers.rabbitmq import gaps as amqp_gaps
@@ -312,6 +313,14 @@ def test_an_announcement_that_did_not_arrive_is_no_gap(rabbit: Rabbit, tmp_path:
     finally:
         app.close()
         proxy.stop()
+
+
+def test_a_connection_that_waits_promises_no_heartbeats(rabbit: Rabbit) -> None:
+    """Nobody sends them during the pauses of a slow redrive: RabbitMQ would close the connection, and the redrive would end."""
+    app = Celery("waits", broker=f"{rabbit.url}?heartbeat=1", set_as_current=False)
+    app.conf.broker_transport_options = {"heartbeat": 1}
+    with AmqpTransport.of(app).connect() as connection:
+        assert connection.connection.heartbeat == 0
 
 
 def test_a_process_that_publishes_to_two_brokers_leaves_no_gap_in_either_log(

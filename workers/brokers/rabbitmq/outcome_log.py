@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from amqp.exceptions import ResourceLocked
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from ...ports import Format
 
-#: Seconds between two heartbeat checks of a follower.
+#: Seconds that a follower waits at a time.
 BEAT = 1.0
 #: A connection's own queue is named by the broker.
 UNNAMED = ""
@@ -176,10 +176,8 @@ class Listening:
         while True:
             while arrived:
                 yield from (each for each in _read(body_of(arrived.popleft())) if not isinstance(each, Refused))
-            try:
+            with suppress(TimeoutError):
                 self._connection.drain_events(timeout=BEAT)
-            except TimeoutError:
-                self._connection.heartbeat_check()
 
 
 def body_of(message: Any) -> bytes:
