@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.support.running import Shop
+    from tests.support.servers import Server
 
 
 def taken(desk: Desk) -> dict[str, dict[str, Any]]:
@@ -117,6 +118,16 @@ def test_lists_that_the_app_does_not_name_count_where_they_hold_tasks(desk: Desk
     desk.client.lpush("cache", "x", "y")
     desk.client.lpush("reply.pidbox", sealed({"body": "", "headers": {}, "properties": {}}))
     assert {task_id: row["queue"] for task_id, row in taken(desk).items()} == {"foreign": "invoices"}
+
+
+def test_the_queues_of_an_app_with_a_longer_prefix_are_its_own(server: Server) -> None:
+    """Without a prefix, and with one that begins the other's."""
+    desks = {prefix: Desk(server, prefix=prefix) for prefix in ("", "two:", "two:[eu]:")}
+    for prefix, desk in desks.items():
+        desk.app.send_task("desk.pack", task_id=f"of {prefix}")
+        desk.publish(task_message(f"odd {prefix}"), queue="odd_kombu.binding.x")
+    for prefix, desk in desks.items():
+        assert set(taken(desk)) == {f"of {prefix}", f"odd {prefix}"}
 
 
 def test_bytes_that_are_no_message_are_counted_by_an_id_made_from_them(desk: Desk) -> None:

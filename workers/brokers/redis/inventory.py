@@ -116,14 +116,26 @@ class _Walk:
                     self._inventory.see(contents, queue, QUEUE, now)
 
     def _other_lists(self, known: set[str]) -> Iterator[str]:
-        """The lists under the prefix whose newest element is a task: queues that this app does not name."""
-        pattern = "".join(f"\\{char}" if char in "*?[]^\\" else char for char in self._keys.prefix) + "*"
-        for found in self._client.scan_iter(match=pattern, count=1000, _type="list"):
+        """The lists under the prefix whose newest element is a task: queues that this app does not name, and no other app has."""
+        others = self._longer_prefixes()
+        for found in self._scan("*", "list"):
             key = found.decode(errors="replace")
-            if key not in known:
+            if key not in known and not key.startswith(others):
                 newest: Any = self._client.lindex(found, 0)
                 if newest is not None and Contents.of(newest).is_task:
                     yield key
+
+    def _longer_prefixes(self) -> tuple[str, ...]:
+        """The prefixes of other apps that begin with this app's: kombu stores under each which queues are bound."""
+        at, name = len(self._keys.prefix), self._keys.bindings("").removeprefix(self._keys.prefix)
+        found = (key.decode(errors="replace") for key in self._scan(f"?*{name}*", "set"))
+        return tuple({key[: key.index(name, at)] for key in found if not key.startswith(name, at)})
+
+    def _scan(self, pattern: str, kind: str) -> Iterator[bytes]:
+        """The keys of this type under the prefix whose rest matches this pattern."""
+        prefix = "".join(f"\\{char}" if char in "*?[]^\\" else char for char in self._keys.prefix)
+        found: Iterator[bytes] = self._client.scan_iter(match=prefix + pattern, count=1000, _type=kind)
+        return found
 
     def unacked(self) -> None:
         """Read the messages that workers hold."""
