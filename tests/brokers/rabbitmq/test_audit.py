@@ -194,6 +194,17 @@ def test_without_the_right_to_a_stream_the_work_is_done_and_its_events_are_the_a
     assert rabbit.depth(OUTCOMES) == 0
 
 
+def test_a_queue_of_this_name_that_is_no_stream_stops_no_export(desk: Desk, rabbit: Rabbit, folder: Path) -> None:
+    """A warning says so, and the events are exported."""
+    with rabbit.connection() as connection:
+        connection.default_channel.queue_declare(AUDIT, durable=True, auto_delete=False)
+    desk.json("dlq", "purge", LETTERS, "--id", "task-0", "--yes", "--as", "ana")
+    with capture_logs() as logs:
+        assert desk.run("audit").stdout.startswith("There are no records.")
+        assert desk.json("outcomes", "export", "--to", str(folder / "out"))["events"] == 1
+    assert {line["log_level"] for line in logs if line["event"] == "audit.unread"} == {"warning"}
+
+
 def test_during_an_alarm_nothing_is_begun_that_cannot_be_recorded(
     private_rabbit: Rabbit, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import amqp
-from amqp.exceptions import AccessRefused, InternalError, MessageNacked, NotFound, ResourceError
+from amqp.exceptions import AccessRefused, InternalError, MessageNacked, NotFound, PreconditionFailed, ResourceError
 from tenacity import retry, retry_if_exception_type, stop_after_attempt, wait_fixed
 
 from redelivery.errors import BrokerUnavailable
@@ -101,6 +101,9 @@ def _read(connection: Any, name: str, since: int | str) -> list[tuple[int, Recor
             return []
         except AccessRefused as exc:
             log.warning("audit.unread", error=str(exc), why="give this user the right to read it")
+            return []
+        except PreconditionFailed as exc:
+            log.warning("audit.unread", error=str(exc), why="somebody declared it as another type of queue: delete it")
             return []
         _catch_up(channel, found)
         if not found:  # a stream is not empty, but it may not have begun to send, while another client records
