@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from redelivery.display import scrubbed
-from redelivery.errors import InputError
+from redelivery.errors import ConfigurationError, InputError
 
 from ...export.private_files import private_folder, private_opener
+from ...letters import Letter
 from .filter import Filter
 from .walk import letters_of
 
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
     from redelivery.middleware.runtime import Runtime
 
-    from ...letters import Letter
     from ...ports import Transitions
 
 #: At most so many dead letters, and at most so many bytes, are in one file; they are in memory until it is written.
@@ -88,6 +88,16 @@ def archive(letters: Sequence[Letter], uri: str, name: str, *, now_ms: int, why:
     schema = pa.schema({column: pa.string() if is_text else pa.int64() for column, is_text in COLUMNS.items()})
     write_rows(rows, below(uri, folder), schema, name=file, format="parquet", private=True)
     return f"{folder}/{file}.parquet"
+
+
+def archive_raw(runtime: Runtime, raw: bytes, *, held_in: str | None, why: str) -> str:
+    """Write one letter of the dead-letter queue `held_in` to the app's archive. Raises `ConfigurationError` if it has none."""
+    uri = runtime.settings.dead_letter_archive
+    if uri is None:
+        msg = "there is no archive: set dead_letter_archive to a folder or a URI such as s3://bucket/letters"
+        raise ConfigurationError(msg)
+    letter = Letter.of(raw)
+    return archive([letter], uri, letter.queue if held_in is None else held_in, now_ms=runtime.transport.now_ms(), why=why)
 
 
 def require_place(runtime: Runtime, uri: str) -> None:
