@@ -47,6 +47,7 @@ from .startup.contradictions import contradictions
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from celery import Celery
     from celery.worker.consumer import Consumer
 
     from ..ports import Held, Session
@@ -79,12 +80,7 @@ class Ingress(bootsteps.StartStopStep):
         self.runtime.shares_process = "prefork" not in type(consumer.pool).__module__
         self.runtime.is_ending = False
         self._stop = stop_of(consumer, self.runtime)
-        for task in consumer.app.tasks.values():
-            if self.runtime.enforces:
-                apply_defaults(task)
-                guard(task, self.runtime)
-            task.Request = request_class(symbol_by_name(task.Request) if task.Request is not None else Request)
-        self._strategies = own_strategies(consumer.app)
+        self._prepare(consumer.app)  # before the pool starts its children
         consumer.update_strategies = self._lightening(consumer)
         signals.worker_process_init.connect(self._lighten, weak=False, dispatch_uid=f"redelivery:{id(consumer.app)}")
         consumer.add_task_queue = self._acknowledging(consumer.add_task_queue)
@@ -95,11 +91,24 @@ class Ingress(bootsteps.StartStopStep):
         consumer.on_unknown_task = self._dying(consumer.on_unknown_task, Reason.UNKNOWN_TASK, at=1)
         consumer.on_invalid_task = self._dying(consumer.on_invalid_task, Reason.INVALID, at=1)
 
+    def _prepare(self, app: Celery) -> None:
+        """Wrap the tasks that the app has now, and their request classes; a second call wraps only the new ones."""
+        for task in app.tasks.values():
+            if self.runtime.enforces:
+                apply_defaults(task)
+                guard(task, self.runtime)
+            task.Request = request_class(symbol_by_name(task.Request) if task.Request is not None else Request)
+        self._strategies = own_strategies(app)
+
     def _lightening(self, consumer: Consumer) -> Callable[[], None]:
-        """Let Celery build the strategies and tracers, then replace the tracers by redelivery's."""
+        """Let Celery build the strategies and tracers, then replace the tracers by redelivery's.
+
+        Celery calls it again if a module with further tasks was loaded (`pool_restart`).
+        """
         update = consumer.update_strategies
 
         def update_strategies() -> None:
+            self._prepare(consumer.app)
             update()
             lighten(consumer.app, self.runtime, consumer.hostname)
 

@@ -333,3 +333,26 @@ def test_lines_that_a_task_writes_carry_its_attempt(shop: Callable[..., Shop]) -
     line = next(line for line in worker.text.splitlines() if "written by a task" in line)
     for word in (task_id, "attempt=1", "queue=celery", "generation=0"):
         assert word in line, line
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_a_task_that_is_loaded_into_a_running_worker_is_redelivered_and_dies(shop: Callable[..., Shop], pool: str) -> None:
+    """`pool_restart` imports a module: its tasks have the same guarantees as those that were there at the start."""
+    here = shop(conf={"worker_pool_restarts": True})
+    here.start(pool=pool, concurrency=1)
+    ask = here.app.control.inspect(timeout=30, limit=1)
+    (before,) = ask.stats().values()
+    (here.folder / "loaded.py").write_text(
+        "from tests.support.shop import app\n"
+        '@app.task(name="tests.support.shop.loaded")\n'
+        "def loaded():\n"
+        '    raise RuntimeError("no")\n'
+    )
+    (answer,) = here.app.control.broadcast("pool_restart", arguments={"modules": ["loaded"]}, reply=True, timeout=30, limit=1)
+    assert list(answer.values()) == [{"ok": "reload started"}]
+    if pool == "prefork":  # the old process does not know the task
+        until(lambda: next(iter(ask.stats().values()))["pool"]["processes"] != before["pool"]["processes"], what="a new process")
+    task_id = here.send("loaded")
+    assert here.ended(task_id, "dead_lettered").reason == "exhausted"
+    assert here.outcomes_of(task_id) == ["published", "redelivery_scheduled", "redelivery_scheduled", "dead_lettered"]
+    assert len(here.letters()) == 1
