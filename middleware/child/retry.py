@@ -117,7 +117,7 @@ def _history(attempt: Attempt, cause: BaseException, decided: decision.Redeliver
 
 
 def _delay(task: Task, eta: Any, countdown: float | None) -> float:
-    """Seconds to wait; like Celery, it uses the countdown if both are given, and the app's time zone for an ETA without one."""
+    """Seconds to wait; like Celery, it uses the countdown if both are given, and reads an ETA without a time zone as UTC."""
     if eta and not countdown:
         return float(max(maybe_make_aware(eta, task.app.timezone).timestamp() - time.time(), 0.0))
     return float(task.default_retry_delay if countdown is None else countdown)
