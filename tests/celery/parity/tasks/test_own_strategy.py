@@ -52,8 +52,9 @@ def test_no_success_is_claimed_of_a_batch(shop: Shop, pool: str, task: str) -> N
     for task_id in ids:
         assert shop.ended(task_id, "unobserved").attempt == 1
         assert shop.outcomes_of(task_id) == ["published", "unobserved"]
-        assert len(shop.runs(task_id)) == 1
+    until(lambda: all(map(shop.runs, ids)), what="all to run: `breaks_early` is acknowledged before it does")
     until(lambda: shop.leftovers() == {}, what="nothing to be held")
+    assert [len(shop.runs(each)) for each in ids] == [1] * 4
     assert shop.letters() == []
 
 
