@@ -35,7 +35,7 @@ from .admission import Arrivals
 from .celery_lines import guard_celery_lines
 from .deliveries.held_delivery import HeldDelivery
 from .dispatch import hand_over
-from .lifecycle import begin, end
+from .lifecycle import begin, end, give_back_last
 from .own_strategy import own_strategies
 from .pool_patches.begun import read_reports_first
 from .pool_patches.children import mend
@@ -124,6 +124,7 @@ class Ingress(bootsteps.StartStopStep):
         begin(self.runtime, consumer.hostname)
         if self.runtime.enforces and (session := self.runtime.transport.session) is not None:
             _attach(session, consumer)
+            give_back_last(self.runtime)
         self._use_loop(consumer)
         path = self.runtime.transport.fast_path if self.runtime.enforces and self.runtime.settings.fast_results else None
         self.runtime.stores_results = path is not None and path.stores_results(consumer.app)

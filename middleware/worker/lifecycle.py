@@ -41,13 +41,32 @@ def begin(runtime: Runtime, worker: str) -> None:
         if not lease.is_alive():
             lease.begin(token)
             return
+    given_back, keep, suspects = _give_back(runtime, set())
+    log.info("owner.reconnected", worker=worker, holds=len(keep), suspects=len(suspects), given_back=given_back)
+
+
+def give_back_last(runtime: Runtime) -> None:
+    """The consumer has connected again: give back what the broker does not deliver again, because its queue was deleted.
+
+    Celery has dropped what had not begun. A pool without processes still runs what it was given.
+    """
+    held = runtime.owner.held.items()
+    _give_back(
+        runtime,
+        {tag for tag, each in list(held) if each.request is None or (runtime.shares_process and each.request.was_handed_over())},
+    )
+
+
+def _give_back(runtime: Runtime, keep: set[str]) -> tuple[int, set[str], list[Held]]:
+    """Keep these messages and what runs, and give back the rest; return how many were given back, what was kept, and suspects."""
+    owner = runtime.owner
     leaving = runtime.outbox.tags()  # their tasks have ended, and they leave as soon as the broker answers
-    keep, suspects = _standing(owner)
+    running, suspects = _standing(owner)
+    keep |= running
     keep |= {held.tag for held in suspects if held.request.is_with_strategy}  # the strategy still has them, and will run them
     suspects = [held for held in suspects if held.tag not in leaving | keep]
     _recover(runtime, suspects)
-    given_back = owner.release(keep | leaving | runtime.outbox.tags())
-    log.info("owner.reconnected", worker=worker, holds=len(keep), suspects=len(suspects), given_back=given_back)
+    return owner.release(keep | leaving | runtime.outbox.tags()), keep, suspects
 
 
 def end(runtime: Runtime) -> None:

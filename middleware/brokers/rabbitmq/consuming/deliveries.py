@@ -138,7 +138,8 @@ class ChannelClaim(Claim):
 
     def release(self, keep: set[str]) -> int:
         """As any claim's, except for messages that were delivered before: the broker itself delivers these again, marked."""
-        return super().release(keep | {tag for tag, held in list(self.held.items()) if held.handed_over_before})
+        again = {tag for tag, held in list(self.held.items()) if held.handed_over_before and not self._is_last(tag, held.queue)}
+        return super().release(keep | again)
 
     def settle(self, tag: str) -> None:
         """Note that the delivery may be acknowledged, at the next `settled`. Called from any thread."""

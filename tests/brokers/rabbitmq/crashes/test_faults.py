@@ -225,6 +225,23 @@ def test_what_waits_for_a_queue_that_is_deleted_comes_to_the_one_that_is_declare
     assert [len(here.runs(each)) for each in (waiting, running)] == [2, 2]  # a start and an end of the one that naps
 
 
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_what_has_not_begun_when_its_queue_is_deleted_runs_from_the_one_that_is_declared_again(
+    rabbit: Rabbit, rabbit_shop: Callable[..., Shop], pool: str
+) -> None:
+    """The worker holds tasks that wait for a free process or thread: Celery drops these, and the broker has no copy of them."""
+    here = rabbit_shop()
+    here.start(pool=pool, concurrency=1)
+    running = here.send("waits", str(here.folder / "gate"))
+    held = [here.send("ok"), here.send("fails", 1), here.send("ok")]
+    until(lambda: here.runs(running) and rabbit.depths()["celery"] == (0, 4), what="the worker to hold them all")
+    delete(rabbit, "celery")
+    until(lambda: rabbit.depth("celery") is not None, what="the worker to declare its queue again")
+    (here.folder / "gate").touch()
+    all_ended(here, [running, *held])
+    assert [len(here.runs(each)) for each in (running, *held)] == [2, 1, 2, 1]
+
+
 def test_a_letter_that_its_queue_refuses_is_never_acknowledged_away(rabbit: Rabbit, rabbit_shop: Callable[..., Shop]) -> None:
     """The dead-letter queue is full and rejects: the delivery stays unacknowledged until the queue has room for it."""
     here = rabbit_shop()
