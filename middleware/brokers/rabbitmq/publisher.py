@@ -46,7 +46,7 @@ from .journal.entries import HAS_ENDED, HAS_MOVED, HAS_STAYED, IS_MOVING, IS_TUR
 from .messages import PERSISTENT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from ...messages.events import Event
     from .journal.entries import Moved
@@ -63,6 +63,8 @@ TIMEOUT = 30.0
 LINGER, ENOUGH = 0.02, 64
 #: How often a batch is tried together before its moves are tried one by one.
 MAX_TOGETHER = 3
+#: Bytes of a message that is published alone: the broker may refuse it for its size.
+LARGE = 64 * 1024
 #: Errors that the broker causes for now, and not a move.
 NOT_NOW = (OSError, BrokerUnavailable)
 
@@ -97,6 +99,8 @@ class Move:
     event_id: str = ""
     further: tuple[Event, ...] = ()
     is_there: bool = False
+    #: Whether it has failed alone. Then it is never carried out with others again.
+    is_refused: bool = False
     answer: Answer | None = None
 
     def wait(self, seconds: float) -> bool:
@@ -121,6 +125,18 @@ class Move:
             log.exception("transition.unheard", tag="")
         with ENDED:
             ENDED.notify_all()
+
+
+def _groups(moves: list[Any]) -> Iterator[list[Any]]:
+    """The moves whose messages are published and confirmed together.
+
+    If the broker refuses a publication with an error, it sends no more confirmations, and what was published together with it is
+    published again. It may refuse an exchange that is missing or forbidden, or a large message.
+    """
+    small = [move for move in moves if len(move.message.body) <= LARGE]
+    yield [move for move in small if not move.target[0]]
+    yield [move for move in small if move.target[0]]
+    yield from ([move] for move in moves if len(move.message.body) > LARGE)
 
 
 class Publisher:
@@ -217,13 +233,14 @@ class Publisher:
             try:
                 self._carry(tried)
             except Exception as exc:  # noqa: BLE001 - nothing was acknowledged, and the thread must go on
-                failures += 1
+                failures += 1 if isinstance(exc, NOT_NOW) else MAX_TOGETHER
                 error = f"{type(exc).__name__}: {exc}"
                 self._disconnect()
                 if self._stopped and failures > 1:
                     return
                 if failures > MAX_TOGETHER and not isinstance(exc, NOT_NOW):
                     log.error("transition.failed", tag="", error=error, again_in=QUARANTINE, waiting=self.waiting())
+                    tried[0].is_refused = True
                     self._quarantined.append((time.monotonic() + QUARANTINE, tried[0]))
                 else:
                     log.warning("publisher.waiting", error=error, waiting=self.waiting())
@@ -261,6 +278,8 @@ class Publisher:
         batch: list[Move] = []
         size = 0
         while self._line and len(batch) < MAX_MOVES and size < MAX_BYTES:
+            if batch and (batch[-1].is_refused or self._line[0].is_refused):
+                break
             move = self._line.popleft()
             size += 0 if move.message is None else len(move.message.body)
             batch.append(move)
@@ -291,7 +310,6 @@ class Publisher:
 
     def _send(self, moves: Iterable[Move], *, is_again: bool) -> None:
         """Publish the messages that have not arrived yet, and wait for their confirmations."""
-        sent: list[tuple[int, Move]] = []
         self._confirms.nacked, self._returned = set(), set()
         listed = [move for move in moves if not move.is_there]
         known = [move.moved for move in listed if move.moved is not None and move.may_wait]
@@ -300,20 +318,24 @@ class Publisher:
         for move in listed:
             if move.message is None:
                 move.is_there = True
-                continue
-            if not move.prepare(self._connection, is_again):
+            elif not move.prepare(self._connection, is_again):
                 move.end(Answer.MISSING)
-                continue
-            if not move.may_wait and move.moved is not None:
-                # An entry of its own, before the message: a reader that meets this message again leaves it until more is known.
-                self._note(IS_TURNING, [move.moved.turning])
-            try:
-                sent.append((self._publish(move.message, move.target), move))
-            except UNWRITABLE as exc:  # no part of it was sent
-                self._put_aside(move, f"{type(exc).__name__}: {exc}")
-        self._confirmed()
-        for number, move in sent:
-            move.is_there = number not in self._confirms.nacked and move.target not in self._returned
+        for group in _groups([move for move in listed if not move.is_there and move.answer is None]):
+            sent = [(number, move) for move in group if (number := self._number_of(move)) is not None]
+            self._confirmed()
+            for number, move in sent:
+                move.is_there = number not in self._confirms.nacked and move.target not in self._returned
+
+    def _number_of(self, move: Move) -> int | None:
+        """Publish its message; return the number of the publication, or None if the message cannot be written."""
+        if not move.may_wait and move.moved is not None:
+            # An entry of its own, before the message: a reader that meets this message again leaves it until more is known.
+            self._note(IS_TURNING, [move.moved.turning])
+        try:
+            return self._publish(move.message, move.target)
+        except UNWRITABLE as exc:  # no part of it was sent
+            self._put_aside(move, f"{type(exc).__name__}: {exc}")
+            return None
 
     def _put_aside(self, move: Move, error: str) -> None:
         """Quarantine a move whose message cannot be written in AMQP, so that the other moves go on."""
@@ -366,7 +388,7 @@ class Publisher:
 
     # publishing
 
-    def _publish(self, message: amqp.Message, target: Address) -> int:
+    def _publish(self, message: amqp.Message | None, target: Address) -> int:
         self._connection  # noqa: B018 - opens the connection if it is not open
         self._channel.send_method(spec.Basic.Publish, "Bssbb", (0, *target, True, False), message)
         return self._confirms.published()

@@ -8,6 +8,7 @@ import struct
 import threading
 from typing import TYPE_CHECKING, Any, cast
 
+import amqp
 import pytest
 from structlog.testing import capture_logs
 
@@ -324,6 +325,38 @@ def test_what_cannot_be_written_for_amqp_holds_no_other_move_up(rabbit_shop: Cal
         transport.close()
     assert [each.answer for each in moves] == [Answer.MISSING, Answer.DONE] * 5
     assert rabbit.depth("there") == 5
+
+
+@pytest.mark.parametrize("way", ["published", "prepared"])
+def test_a_move_that_the_broker_answers_with_an_error_does_not_repeat_the_others(
+    rabbit_shop: Callable[..., Shop], rabbit: Rabbit, way: str
+) -> None:
+    """A publication to a missing exchange ends the channel, with the confirmations under way; a preparation may fail as well."""
+    transport, going = AmqpTransport.of(rabbit_shop().app), threading.Event()
+    with rabbit.connection() as connection:
+        connection.default_channel.queue_declare("there", durable=True, auto_delete=False)
+
+    def move(name: str, target: tuple[str, str], prepare: Callable[[Any, bool], bool] = lambda _, __: True) -> Move:
+        return transport.publisher.submit(Move(None, ignore, message_of(sealed(task_message(name)), target=target), target, prepare))
+
+    def broken(_: Any, __: bool) -> bool:
+        if way == "prepared":
+            raise amqp.AccessRefused
+        return True
+
+    try:
+        with capture_logs() as told:
+            moves = [move("before", ("", "there"), lambda _, __: going.wait(30))]
+            refused = move("refused", ("missing", "there"), broken)
+            moves += [move(str(number), ("", "there")) for number in range(10)]
+            going.set()
+            assert all(each.wait(30) for each in moves)
+            until(lambda: sum(line["event"] == "transition.failed" for line in told) >= 2, what="it to be tried again")
+            moves += [move(str(number), ("", "there")) for number in range(10)]
+            assert all(each.wait(30) for each in moves)
+    finally:
+        transport.close()
+    assert (refused.answer, rabbit.depth("there")) == (None, 21)
 
 
 @pytest.mark.parametrize("way", ["returned", "refused"])
