@@ -123,7 +123,8 @@ class Ingress(bootsteps.StartStopStep):
         is_first = not self.runtime.worker
         begin(self.runtime, consumer.hostname)
         if self.runtime.enforces and (session := self.runtime.transport.session) is not None:
-            _attach(session, consumer)
+            with _refusing():
+                _attach(session, consumer)
             give_back_last(self.runtime)
         self._use_loop(consumer)
         path = self.runtime.transport.fast_path if self.runtime.enforces and self.runtime.settings.fast_results else None

@@ -11,9 +11,10 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+from amqp.exceptions import IrrecoverableChannelError
 from kombu.exceptions import OperationalError
 
-from redelivery.errors import BrokerError, BrokerUnavailable
+from redelivery.errors import BrokerError, BrokerUnavailable, ConfigurationError
 
 from ...logs import log
 from ...messages.events import Outcome
@@ -130,17 +131,24 @@ class AmqpTransport(WithoutLeases):
         return self.claim
 
     def attach(self, consumer: Consumer) -> None:
-        """Declare what the connected consumer needs, and bind the queues that it consumes to the delay store."""
+        """Declare what the connected consumer needs, and bind the queues that it consumes to the delay store.
+
+        Raises `ConfigurationError` if the broker refuses that: a right is missing, a name is taken, or it allows no more queues.
+        """
         self._ready.clear()
         connection = self.connect()
         with connection:
             made = connection.connection
-            self._declare_outcomes(made)
-            declare_delays(made, self.keys)
-            with made.channel() as channel:
-                for queue in consumer.task_consumer.queues:
-                    bind_to_delays(channel, queue.name, self.keys)
-                    self._ready.add(("delay", queue.name))
+            try:
+                self._declare_outcomes(made)
+                declare_delays(made, self.keys)
+                with made.channel() as channel:
+                    for queue in consumer.task_consumer.queues:
+                        bind_to_delays(channel, queue.name, self.keys)
+                        self._ready.add(("delay", queue.name))
+            except IrrecoverableChannelError as exc:
+                msg = f"the broker refuses what redelivery declares: {exc}"
+                raise ConfigurationError(msg) from exc
             self._has_journal = declare_journal(made, self.keys.journal)  # last: a broker without streams may close the connection
         assert self.claim is not None  # noqa: S101 - the caller has begun it
         self.claim.attach(consumer)
