@@ -191,6 +191,21 @@ def test_a_letter_whose_queue_is_gone_stays_and_says_why(rabbit: Rabbit, tmp_pat
     assert rabbit.events() == []
 
 
+def test_letters_that_a_full_queue_refuses_stay_and_are_not_said_to_have_no_queue(rabbit: Rabbit, tmp_path: Path) -> None:
+    """Those for which the queue has room go back; the others stay, and the command does not send the operator after a queue."""
+    place = place_of(rabbit, tmp_path)
+    desk = place.desk()
+    fill(place, 3)
+    with rabbit.connection() as connection:
+        channel, full = connection.default_channel, {"x-max-length": 1, "x-overflow": "reject-publish"}
+        channel.queue_delete(QUEUE)
+        channel.queue_declare(QUEUE, durable=True, auto_delete=False, arguments=full)
+    done = desk.json("dlq", "redrive", LETTERS, "--all")
+    ((why, count),) = done["left"].items()
+    assert (done["moved"], count, why.partition(":")[0]) == (1, 2, "its queue does not exist, or is full")
+    assert len(place.ids(LETTERS)) == 2
+
+
 def test_a_letter_whose_exchange_is_gone_stays_and_the_others_go(rabbit: Rabbit, tmp_path: Path) -> None:
     """The exchange of one dead letter was deleted; the others are sent back."""
     place = place_of(rabbit, tmp_path)

@@ -52,7 +52,7 @@ class Import(Walked):
     def count(self, death: OwnDeath, answer: Answer) -> None:
         """Count a letter that was imported, or that stays."""
         if answer is not Answer.DONE:
-            self.left[UNSURE if answer is Answer.UNSURE else f"the broker has no queue {death.target!r}"] += 1
+            self.left[UNSURE if answer is Answer.UNSURE else f"the queue {death.target!r} does not exist, or is full"] += 1
             return
         self.moved += 1
         self.reasons[str(death.reason)] += 1

@@ -30,7 +30,7 @@ BATCH = 250
 BEAT = 0.1
 
 #: Why a letter stays if the broker cannot route it.
-UNROUTABLE = "its origin queue does not exist: start a worker that declares it, or send it to another queue with --to"
+UNROUTABLE = "its queue does not exist, or is full: start a worker on it, or send the dead letter to another queue with --to"
 #: Why a letter stays if a command that was moving it died.
 UNSURE = "a command that died may have moved it: run this again when the queue that it was sent to is empty, or after ten minutes"
 
