@@ -61,7 +61,7 @@ QUARANTINE = 3.0
 TIMEOUT = 30.0
 #: Seconds that moves wait for others to go with them, and how many moves do not wait.
 LINGER, ENOUGH = 0.02, 64
-#: How often a batch is tried together before its moves are tried one by one.
+#: How often a batch is tried together before its moves are tried one by one; once if the error is not one of `NOT_NOW`.
 MAX_TOGETHER = 3
 #: Bytes of a message that is published alone: the broker may refuse it for its size.
 LARGE = 64 * 1024

@@ -337,7 +337,9 @@ def test_a_move_that_the_broker_answers_with_an_error_does_not_repeat_the_others
         connection.default_channel.queue_declare("there", durable=True, auto_delete=False)
 
     def move(name: str, target: tuple[str, str], prepare: Callable[[Any, bool], bool] = lambda _, __: True) -> Move:
-        return transport.publisher.submit(Move(None, ignore, message_of(sealed(task_message(name)), target=target), target, prepare))
+        return transport.publisher.submit(
+            Move(None, ignore, message_of(sealed(task_message(name)), target=target), target, prepare)
+        )
 
     def broken(_: Any, __: bool) -> bool:
         if way == "prepared":
