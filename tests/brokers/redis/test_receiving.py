@@ -11,6 +11,7 @@ from redis import Redis
 from redis.exceptions import ResponseError
 
 from redelivery.middleware.brokers.redis.keys import Keys
+from redelivery.middleware.brokers.redis.receiving.channel import Receiving
 from redelivery.middleware.brokers.redis.receiving.receiver import Receiver
 from redelivery.middleware.brokers.redis.scripts import Script, encoded
 from redelivery.middleware.messages.events import Event, Outcome
@@ -202,6 +203,38 @@ def test_a_busy_worker_lets_the_server_know_with_the_end_that_frees_a_process() 
     receiver.asked()
     receiver.waits(-5000)
     assert receiver.seconds_to_wait() == 0
+
+
+def test_a_solo_worker_does_not_sleep_while_it_has_work() -> None:
+    """The loop has chosen how long to wait before it lets the channel run tasks: after each, it looks around or asks for more."""
+
+    class Channel(Receiving):
+        """Its tasks take long: each call hands over one message."""
+
+        _in_poll = None
+
+        def look_around(self) -> bool:
+            done.append("looks")
+            return True
+
+        def _hand_over(self: Any) -> int:
+            done.append(channel.receiver.pending.popleft())
+            channel.receiver.was_cut_short = bool(channel.receiver.pending)
+            return 1
+
+        def _budget(self) -> int:
+            done.append("has room")
+            return 0
+
+    done: list[Any] = []
+    channel: Any = Channel()
+    owner: Any = type("Owner", (), {"held": {}, "calls": 7})()
+    channel.connection, channel.receiver = channel, Receiver(owner, lambda: 8, lambda: 1, lambda *_: None)
+    channel.receiver.asked()
+    channel.receiver.pending.extend(["first", "second"])
+    channel._brpop_start()
+    channel._brpop_start()
+    assert done == ["first", "looks", "second", "has room"]
 
 
 def test_a_queue_without_acknowledgements_is_received_as_any_other(shop: Callable[..., Shop]) -> None:

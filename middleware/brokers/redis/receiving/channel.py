@@ -161,11 +161,9 @@ class Receiving:
             super()._brpop_start(timeout)  # type: ignore[misc]
             return
         if receiver.pending:
-            if receiver.was_cut_short and self.connection.look_around():
-                receiver.was_cut_short = False
-            else:
-                self._hand_over()
-            return
+            self._continue(receiver)
+            if receiver.pending:
+                return
         if receiver.must_look() and not receiver.is_woken:  # a woken one asks first, and looks after the answer
             self._send(self._looks(receiver.watched, "watched"))
             return
@@ -193,6 +191,15 @@ class Receiving:
             commands = [*self._looks(frozenset((receiver.own,)), "own"), *commands]
         receiver.under_way.append("batch")
         self._send(commands)
+
+    def _continue(self: Any, receiver: Receiver) -> None:
+        """Hand over the rest of a batch. The loop has chosen its wait already: no timer would shorten it."""
+        if receiver.was_cut_short and self.connection.look_around():
+            receiver.was_cut_short = False
+            return
+        self._hand_over()
+        if receiver.pending:
+            receiver.was_cut_short = not self.connection.look_around()
 
     def _send(self: Any, commands: list[bytes]) -> None:
         self._in_poll = self.client.connection
