@@ -50,9 +50,10 @@ class Leases:
     def __init__(self, client: Redis, keys: Keys) -> None:
         self.client, self.keys = client, keys
 
-    def register(self, token: str, about: dict[str, Any]) -> None:
-        """Open a lease for a new owner."""
-        _REGISTER(self.client, [self.keys.leases, self.keys.owners], [token, json.dumps(about)])
+    def register(self, token: str, about: dict[str, Any], *, lost: str = "") -> None:
+        """Open a lease for a new owner. `lost` is the token that it had before: what that one held is recovered."""
+        keys = self.keys
+        _REGISTER(self.client, [keys.leases, keys.owners, keys.recovering], [token, json.dumps(about), lost])
 
     def renew(self, token: str, watch_seconds: float = 0.0) -> Renewal | None:
         """Renew a lease; None if it is gone, because the owner is fenced.

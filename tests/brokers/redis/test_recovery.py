@@ -17,6 +17,7 @@ from redelivery.middleware.brokers.redis.scripts import Script
 from redelivery.middleware.messages.envelope import Envelope
 from redelivery.middleware.messages.steps import sealed
 from redelivery.middleware.worker.lifecycle import begin
+from redelivery.workers.duties.lease import Lease
 from redelivery.workers.duties.recoverer import Recoverer
 from tests.support.desk import QUEUE, Desk, task_message
 from tests.support.running import until
@@ -107,6 +108,22 @@ def test_a_recoverer_that_stops_half_way_is_followed_by_the_next(any_server: Ser
     assert desk.ids() == [f"m{number}" for number in range(5)]
     assert not desk.client.exists(desk.keys.recovering, desk.keys.unacked)
     assert all(Envelope.of(message["headers"]).suspect for message in desk.messages())
+
+
+def test_what_an_owner_held_comes_back_though_all_leases_were_deleted(any_server: Server) -> None:
+    """Nobody has fenced it: when it takes another token, it notes the lost one. One that was recovered is not noted again."""
+    desk = Desk(any_server)
+    begin(desk.install, "w@desk")
+    lost = desk.install.owner.token
+    held_by_the_dead(desk, lost, *(task_message(f"m{number}") for number in range(3)))
+    desk.client.delete(desk.keys.leases)
+    Lease(desk.install).step()
+    assert desk.client.hkeys(desk.keys.recovering) == [lost.encode()]
+    Recoverer(desk.install).step()
+    assert desk.ids() == ["m0", "m1", "m2"]
+    assert not desk.client.exists(desk.keys.recovering, desk.keys.unacked)
+    desk.transport.leases.register("another", {}, lost=lost)
+    assert not desk.client.exists(desk.keys.recovering)
 
 
 def test_an_owner_that_finds_out_twice_takes_one_new_token(any_server: Server) -> None:

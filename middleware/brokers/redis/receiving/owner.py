@@ -51,7 +51,8 @@ class Owner:
             if self.token != instead_of:
                 return
             token = uuid.uuid4().hex
-            self.transport.leases.register(token, {"worker": self.worker, "pid": os.getpid(), "since": self.transport.now_ms()})
+            about = {"worker": self.worker, "pid": os.getpid(), "since": self.transport.now_ms()}
+            self.transport.leases.register(token, about, lost=instead_of)
             self.calls = 0
             self.token = token
 
