@@ -217,7 +217,7 @@ def test_a_solo_worker_does_not_sleep_while_it_has_work() -> None:
             done.append("looks")
             return True
 
-        def _hand_over(self: Any) -> int:
+        def _hand_over(self: Any, *_: Any) -> int:
             done.append(channel.receiver.pending.popleft())
             channel.receiver.was_cut_short = bool(channel.receiver.pending)
             return 1

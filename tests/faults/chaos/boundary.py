@@ -229,8 +229,8 @@ def _at_receiving() -> None:
         take_in(self, reply)
         here("hand_over.before", lambda: self.receiver.pending)
 
-    def hand_over_here(self: Any) -> int:
-        count = hand_over(self)
+    def hand_over_here(self: Any, *args: Any, **options: Any) -> int:
+        count = hand_over(self, *args, **options)
         here("hand_over.after", lambda: count)
         return count
 

@@ -43,8 +43,9 @@ MAX_BYTES = 8 * 1024 * 1024
 MAX_NAMES = 1000
 #: The most messages that a producer publishes in one script: it blocks the server for one or two milliseconds.
 MAX_TOGETHER = 100
-#: Seconds after which the rest of a batch waits for the next turn of the loop.
-MAX_HAND_OVER = 0.02
+#: Seconds after which the rest of a batch waits for the next turn of the loop; and where nothing wakes the loop (kombu 5.6): it
+#: sleeps for up to a second before that turn.
+MAX_HAND_OVER, UNWOKEN = 0.02, 1.0
 #: Seconds that an idle worker, which a push has made ask, waits for the answer before its event loop goes on.
 AT_ONCE = 0.001
 
@@ -197,7 +198,7 @@ class Receiving:
         if receiver.was_cut_short and self.connection.look_around():
             receiver.was_cut_short = False
             return
-        self._hand_over()
+        self._hand_over(UNWOKEN if receiver.was_cut_short else MAX_HAND_OVER)
         if receiver.pending:
             receiver.was_cut_short = not self.connection.look_around()
 
@@ -353,12 +354,15 @@ class Receiving:
         receiver.owner.begin(receiver.asked_as)
         receiver.wake()
 
-    def _hand_over(self: Any) -> int:
-        """Give pending messages to their consumers; garbage, and messages of queues without a consumer, do not stop the others."""
+    def _hand_over(self: Any, seconds: float = MAX_HAND_OVER) -> int:
+        """Give pending messages to their consumers, for so many seconds.
+
+        Garbage, and messages of queues without a consumer, do not stop the others.
+        """
         receiver: Receiver = self.receiver
         count, began = 0, time.monotonic()
         while receiver.pending:
-            if time.monotonic() - began > MAX_HAND_OVER:
+            if time.monotonic() - began > seconds:
                 # The pool runs tasks in this thread, or has no room: the loop must see a shutdown or a revoke between two messages.
                 receiver.was_cut_short = True
                 self.connection.wake_in(0.001)
