@@ -372,13 +372,16 @@ def test_who_hears_no_pushes_never_watches(bench: Bench, owners: Callable[..., l
 def test_an_idle_worker_takes_what_comes_while_another_one_is_busy(shop: Callable[..., Shop], pool: str) -> None:
     """A worker that runs a task in its main process notices no push meanwhile, so it has passed the watch on before."""
     here = shop()
+    gate, client, keys = here.folder / "gate", here.server.client, Keys()
     for _ in range(2):
         here.start(pool=pool, concurrency=1)
-    long = here.send("naps", 20)
+    until(lambda: client.hget(keys.watch("celery"), "watcher") and client.zcard(keys.idle("celery")) == 1, what="both to wait")
+    long = here.send("waits", str(gate))
     until(lambda: here.runs(long), what="the long task to begin")
     for _ in range(5):
         here.ended(here.send("ok"), "succeeded")
     assert [run["event"] for run in here.runs(long)] == ["start"]
+    gate.touch()
     here.ended(long, "succeeded")
 
 
