@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import time
 from typing import TYPE_CHECKING, Any
@@ -241,7 +242,8 @@ def test_a_queue_without_acknowledgements_is_received_as_any_other(shop: Callabl
     """It was added by remote control: at its start, a worker refuses such a queue."""
     made = shop()
     made.start("-Q", "celery")
-    made.app.control.add_consumer("fast", options={"no_ack": True}, reply=True, timeout=60, limit=1)
+    add = functools.partial(made.app.control.add_consumer, "fast", options={"no_ack": True}, reply=True, timeout=1)
+    until(add, what="the worker to answer: what is broadcast before it listens is lost")
     task_id = made.send("fails", 1, queue="fast")
     made.ended(task_id, "succeeded")
     assert made.outcomes_of(task_id) == ["published", "redelivery_scheduled", "succeeded"]

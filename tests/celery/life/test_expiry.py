@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -217,7 +218,8 @@ def test_what_expires_after_the_delay_store_dies_unrun(here: Expiring) -> None:
     assert reschedule(install, waiting, due_ms=None) is Answer.DONE
     [raw] = until(lambda: here.server.client.lrange("paused", 0, -1), what="it to be promoted")
     here.server.client.lset("paused", 0, aged(raw, 2 * HOUR * 1000))
-    here.app.control.add_consumer("paused", reply=True, timeout=60, limit=1)
+    add = functools.partial(here.app.control.add_consumer, "paused", reply=True, timeout=1)
+    until(add, what="the worker to answer")
     end = here.ended(task_id, "dead_lettered")
     assert (end.reason, here.runs(task_id)) == ("expired", [])
     assert here.outcomes_of(task_id) == ["published", "deferred", "deferred", "dead_lettered"]  # the second one is made due now

@@ -5,6 +5,7 @@ Airflow itself, its scheduler and its database do not run here.
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import uuid
@@ -82,7 +83,8 @@ def test_a_killed_worker_is_told_to_the_scheduler_in_seconds(here: Place, schedu
     lost.kill()
     until(lambda: scheduler.AsyncResult(ids[0]).state == "FAILURE", what="the loss to be told")
     assert "WorkerLostError" in repr(scheduler.AsyncResult(ids[0]).result)
-    here.app.control.add_consumer("doomed", reply=True)
+    add = functools.partial(here.app.control.add_consumer, "doomed", reply=True)
+    until(add, what="the worker to answer")
     here.ended(ids[1], "succeeded")
     assert [len(here.runs(each)) for each in ids] == [1, 1]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import json
 import struct
 import threading
@@ -115,7 +116,8 @@ def test_a_queue_without_acknowledgements_is_received_as_any_other(
     if is_declared:
         here.conf = {**here.conf, "task_queues": {"celery": {}, "fast": {"no_ack": True}}}
     here.start("-Q", "celery")
-    here.app.control.add_consumer("fast", options={"no_ack": True}, reply=True, timeout=60, limit=1)
+    add = functools.partial(here.app.control.add_consumer, "fast", options={"no_ack": True}, reply=True, timeout=1)
+    until(add, what="the worker to answer")
     task_id = here.send("stalls", queue="fast")
     until(lambda: here.runs(task_id), what="the task to begin")
     assert rabbit.depths()["fast"] == (0, 1)
