@@ -88,6 +88,7 @@ def test_a_wrong_option_is_one_line_with_a_help_that_can_be_asked_for(tmp_path: 
                 "/proc/nowhere/state",
                 "/proc/nowhere/state/v00000001/lives cannot be made: look at the rights of its folder",
             ),
+            ("output", "/proc", "/proc is a mount point, which cannot be replaced: give a folder inside it"),
             ("output", "/dev/null/books/today", "Parent path is not a directory: file:/dev/null"),
             ("output", "hdfs://127.0.0.1:1/books", "Connection refused"),
             ("output", "s3a://bucket/books", "names a file system that this Spark does not know: add its connector"),

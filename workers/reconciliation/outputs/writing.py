@@ -9,6 +9,7 @@ beside its output is removed by the first run that succeeds a day later.
 from __future__ import annotations
 
 import json
+import os
 import time
 import uuid
 from contextlib import contextmanager
@@ -44,8 +45,11 @@ def check_apart(files: Files, uri: str, inputs: dict[str, str], what: str) -> st
 
 
 def check_output(files: Files, uri: str, inputs: dict[str, str]) -> str:
-    """The full URI of the output. Raises `InputError` if it holds files that are not ours, and as `check_apart`."""
+    """The full URI of the output. Raises `InputError` for a mount point, for files that are not ours, and as `check_apart`."""
     output = check_apart(files, uri, inputs, "output")
+    if output.startswith("file:") and os.path.ismount(output.removeprefix("file:")):  # a rename would empty it, and then fail
+        msg = f"{uri} is a mount point, which cannot be replaced: give a folder inside it"
+        raise InputError(msg)
     held = set(files.names(output))
     if held and (held - _OURS or (SUMMARY not in held and not _died(files, output))):
         strange = ", ".join(sorted(held - _OURS)[:3]) or f"no {SUMMARY}"
