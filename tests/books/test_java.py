@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -12,6 +13,8 @@ import pytest
 from redelivery.errors import InputError
 from redelivery.workers.reconciliation.spark.java import ensure_java
 from redelivery.workers.reconciliation.spark.session import explain
+from tests.support.books.books_command import COMMAND, arguments
+from tests.support.books.spark_session import Histories
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -73,6 +76,19 @@ def test_a_machine_that_does_not_know_its_own_name_is_told_what_to_write() -> No
     """A minimal system may have no /etc/hosts; the resolver's own message does not say what to do."""
     told = explain(socket.gaierror(-2, "Name or service not known"))
     assert told.endswith("add the line `127.0.0.1 localhost` to /etc/hosts")
+
+
+@pytest.mark.parametrize(
+    "unusable", [{"SPARK_LOCAL_DIRS": "/dev/null"}, {"PYSPARK_SUBMIT_ARGS": "--conf spark.driver.memory=100m pyspark-shell"}]
+)
+def test_a_java_that_cannot_run_is_one_line_and_prints_nothing(tmp_path: Path, unusable: dict[str, str]) -> None:
+    """Java prints why it does not start to standard output, where `--json` has its object."""
+    Histories().write(tmp_path)
+    environment = os.environ | {"PATH": os.defpath} | unusable
+    done = subprocess.run([*COMMAND, *arguments(tmp_path, "-q")], env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1), done.stderr
+    assert "the Java process of Spark has ended: " in done.stderr
+    assert "SPARK_LOCAL_DIRS may name no folder that it can write" in done.stderr
 
 
 @pytest.mark.parametrize(("version", "is_used"), [("21.0.2", True), ("17", True), ("1.8.0_412", False), ("11.0.22", False)])

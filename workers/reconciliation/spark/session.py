@@ -125,7 +125,7 @@ def _started(input_bytes: int | None, log: Path | None, archive: ClassArchive | 
     if archive is not None:
         options["spark.driver.extraJavaOptions"] = f"{options['spark.driver.extraJavaOptions']} {archive.options}"
     options["spark.sql.shuffle.partitions"] = (os.cpu_count() or 1) * (1 if small else 16)
-    with _stderr_into(log):
+    with _output_into(log):
         started = builder.config(map=options).getOrCreate()
     started.sparkContext.setLogLevel("ERROR")
     return started
@@ -138,17 +138,19 @@ def _heap(limit: int) -> str:
 
 
 @contextmanager
-def _stderr_into(log: Path | None) -> Iterator[None]:
-    """Let processes that start in this block write their standard error to this file, for as long as they live."""
+def _output_into(log: Path | None) -> Iterator[None]:
+    """Let processes that start in this block write to this file all that they print, on both streams, for as long as they live."""
     path = Path(os.devnull) if log is None else log
-    kept = os.dup(2)
+    kept = [os.dup(stream) for stream in (1, 2)]
     try:
         with path.open("ab") as file:
-            os.dup2(file.fileno(), 2)
+            for stream in (1, 2):
+                os.dup2(file.fileno(), stream)
         yield
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
+        for stream, before in zip((1, 2), kept, strict=True):
+            os.dup2(before, stream)
+            os.close(before)
 
 
 #: Exceptions that the job may raise besides our own errors.
@@ -171,11 +173,18 @@ _UNREADABLE: Final = {
     "No space left on device": "does not fit on the disk: free space, or set SPARK_LOCAL_DIRS to a larger one",
 }
 
+_ENDED: Final = (
+    "the Java process of Spark has ended: there may be too little memory for it, SPARK_LOCAL_DIRS may name no folder that it can "
+    "write, or JAVA_TOOL_OPTIONS or PYSPARK_SUBMIT_ARGS may be wrong"
+)
+
 
 def explain(exc: BaseException) -> str:
     """The error in one line."""
     if isinstance(exc, socket.gaierror):
         return "Spark needs the name localhost, and this machine does not know it: add the line `127.0.0.1 localhost` to /etc/hosts"
+    if isinstance(exc, ConnectionError) or (isinstance(exc, PySparkException) and exc.getCondition() == "JAVA_GATEWAY_EXITED"):
+        return _ENDED
     told = _told(exc)
     if (folder := _UNWRITABLE.search(told)) is not None:
         return f"{folder[1]} cannot be made: look at the rights of its folder, or name another place"
@@ -185,7 +194,7 @@ def explain(exc: BaseException) -> str:
     if reasons:
         return f"{subject} {reasons[-1]}"
     if isinstance(exc, Py4JError) and not isinstance(exc, Py4JJavaError):
-        return "the Java process of Spark has ended: there may be too little memory for it"
+        return _ENDED
     lines = [" ".join(line.lstrip(": ").split()) for line in told.splitlines() if line.strip()]
     lines = lines[1:] if isinstance(exc, Py4JJavaError) else lines  # its first line names the call, and no fault
     return lines[0] if lines else type(exc).__name__
