@@ -237,11 +237,10 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def _count(text: str) -> int:
-    count = int(text)
-    if count < 1:
-        msg = "at least one webhook is needed"
+    if not text.isdecimal() or int(text) < 1:
+        msg = f"{text!r} is not a number of webhooks: give 1 or more"
         raise argparse.ArgumentTypeError(msg)
-    return count
+    return int(text)
 
 
 def _interrupt(*_: object) -> None:

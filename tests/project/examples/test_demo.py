@@ -82,3 +82,11 @@ def test_the_demo_says_what_to_install_where_there_is_no_rabbitmq(tmp_path: Path
     assert done.stdout.splitlines()[-1].endswith(f"the demo could not run: {MISSING}")
     assert "Traceback" not in done.stdout + done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("count", ["0", "-1", "abc", "1.5", ""])
+def test_a_count_that_is_no_number_of_webhooks_is_refused(count: str) -> None:
+    """The error has what was given, and no name of the program's code."""
+    done = demo("--count", count)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.endswith(f"argument --count: {count!r} is not a number of webhooks: give 1 or more\n")
