@@ -246,6 +246,35 @@ def test_a_folder_of_somebody_elses_is_not_overwritten(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("spark", "told")
+def test_an_output_that_is_a_link_is_written_where_it_leads(tmp_path: Path) -> None:
+    """The link stays; one that leads to an input is refused."""
+    (tmp_path / "today").mkdir()
+    (tmp_path / "books").symlink_to("today")
+    (tmp_path / "wrong").symlink_to("outcomes")
+    assert run(tmp_path).exit_code == 0
+    assert (tmp_path / "books").is_symlink()
+    assert (tmp_path / "today" / "summary.json").exists()
+    result = run(tmp_path, output=str(tmp_path / "wrong"))
+    assert (result.exit_code, "lie within each other" in result.stderr) == (2, True)
+
+
+@pytest.mark.usefixtures("told")
+def test_an_output_that_is_a_mount_point_is_not_emptied(tmp_path: Path) -> None:
+    """A bind mount of the same disk is not known before the rename fails: then all is as it was."""
+    for name in ("disk", "books"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "disk" / "summary.json").write_text("{}")
+    mounted = ["unshare", "--mount", "--map-root-user", "sh", "-c", 'mount --bind disk books && "$@"', "sh"]
+    if subprocess.run([*mounted, "true"], cwd=tmp_path, capture_output=True, check=False).returncode != 0:
+        pytest.skip("nothing can be mounted here")
+    done = subprocess.run([*mounted, *COMMAND, *arguments(tmp_path)], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.splitlines()[-1].endswith("/books could not be renamed: Device or resource busy")
+    assert [each.name for each in (tmp_path / "disk").iterdir()] == ["summary.json"]
+    assert {each.name for each in tmp_path.iterdir()} == {"disk", "books", "outcomes", "inventory"}
+
+
+@pytest.mark.usefixtures("spark", "told")
 def test_an_output_that_a_run_left_half_done_is_done_again(tmp_path: Path) -> None:
     """On an object store a rename is a copy and may be interrupted: the files beside the output show that it was ours."""
     (tmp_path / "books" / "metrics").mkdir(parents=True)

@@ -35,9 +35,9 @@ _LEFT_MS: Final = 86_400_000
 
 def check_apart(files: Files, uri: str, inputs: dict[str, str], what: str) -> str:
     """The full URI of a folder of ours. Raises `InputError` if it is inside an input, or an input is inside it."""
-    here = files.absolute(uri).rstrip("/")
+    here = files.real(uri).rstrip("/")
     for name, given in inputs.items():
-        source = files.absolute(given).rstrip("/")
+        source = files.real(given).rstrip("/")
         if f"{here}/".startswith(f"{source}/") or f"{source}/".startswith(f"{here}/"):
             msg = f"--{what} {uri} and --{name} {given} lie within each other: give the {what} a folder of its own"
             raise InputError(msg)

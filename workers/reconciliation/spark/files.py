@@ -6,8 +6,10 @@ rename is a copy, and not atomic.
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from py4j.protocol import Py4JJavaError
@@ -50,6 +52,11 @@ class Files:
         """The full URI that a path stands for."""
         path, system = self._open(uri)
         return str(system.makeQualified(path).toString())
+
+    def real(self, uri: str) -> str:
+        """The same; on a local disk, links are followed."""
+        path, system = self._open(uri)
+        return f"file:{os.path.realpath(_local(path))}" if _is_local(system) else self.absolute(uri)
 
     def exists(self, uri: str) -> bool:
         """Whether there is a file or folder."""
@@ -116,9 +123,19 @@ class Files:
             stream.close()
 
     def rename(self, source: str, target: str) -> None:
-        """Move a file or folder; raises `InputError` if the file system refuses."""
+        """Move a file or folder; raises `InputError` if the file system refuses.
+
+        Where a local disk refuses, Hadoop would copy everything and delete it: a folder that is a mount point would be emptied.
+        """
         path, system = self._open(source)
-        if not system.rename(path, self._path(target)):
+        to_path = self._path(target)
+        if _is_local(system):
+            try:
+                Path(_local(path)).rename(_local(to_path))
+            except OSError as exc:
+                msg = f"{source} could not be renamed: {exc.strerror}"
+                raise InputError(msg) from exc
+        elif not system.rename(path, to_path):
             msg = f"{source} could not be renamed to {target}: look at the permissions of its folder"
             raise InputError(msg)
 
@@ -147,6 +164,14 @@ class Files:
     def _open(self, uri: str) -> tuple[Any, Any]:
         path = self._path(uri)
         return path, path.getFileSystem(self._configuration)
+
+
+def _is_local(system: Any) -> bool:
+    return str(system.getScheme()) == "file"
+
+
+def _local(path: Any) -> str:
+    return str(path.toUri().getPath())
 
 
 def _is_checksum(status: Any) -> bool:
