@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 from collections import deque
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Self
 
@@ -29,7 +29,7 @@ from celery.app import amqp as celery_amqp
 from kombu import Producer
 
 from ..logs import log
-from ..messages.publication import Batch, Publication, kept
+from ..messages.publication import Batch, Publication
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,7 +56,9 @@ def install_batches(app: Celery) -> None:
             block = _block_of(app)
             if block is not None:
                 return _Lent(block.producer)
-        if _is_group(sys._getframe(1)) and not isinstance(producer, BatchProducer):  # noqa: SLF001 - only the frame shows it
+        if isinstance(producer, BatchProducer):
+            return nullcontext(producer)
+        if _is_group(sys._getframe(1)):  # noqa: SLF001 - only the frame shows it
             connection = _template(app) if producer is None else producer.connection
             most = _batch_of(app, connection)
             if most:
@@ -107,15 +109,14 @@ class Collecting:
 
     def add(self, publication: Publication, policy: dict[str, Any] | None) -> None:
         """Collect one more; `policy` says how it is tried again, None that it is not tried again. Raises what `flush` raises."""
-        size, is_alone = publication.size, publication.is_alone
-        if self._line and (policy != self._policy or self._bytes + size > MAX_BYTES or is_alone):
+        if self._line and (policy != self._policy or self._bytes + publication.size > MAX_BYTES or publication.is_alone):
             self.flush(publication)
         now = time.monotonic()
         if not self._line:
             self._since, self._policy = now, policy
         self._line.append(publication)
-        self._bytes += size
-        if len(self._line) >= self._most or self._bytes >= MAX_BYTES or now - self._since >= MAX_WAIT or is_alone:
+        self._bytes += publication.size
+        if len(self._line) >= self._most or self._bytes >= MAX_BYTES or now - self._since >= MAX_WAIT or publication.is_alone:
             self.flush()
 
     def producer(self) -> Producer:
@@ -233,7 +234,7 @@ class BatchProducer(Producer):
         *_: Any,
     ) -> None:
         how = {"exchange": exchange, "routing_key": routing_key, "mandatory": mandatory, "immediate": immediate, **self._how}
-        made = (body, priority, content_type, content_encoding, kept(headers), properties)
+        made = (body, priority, content_type, content_encoding, headers, properties)
         self.collecting.add(Publication(*made, how, tuple(declare or ())), self._policy)
 
 

@@ -14,7 +14,7 @@ from kombu.transport import pyamqp
 from kombu.transport import redis as kombu_redis
 from kombu.utils.collections import HashedSeq
 
-from ..messages.countdown import remember_countdowns
+from ..messages.creation import install_creation
 from .rabbitmq.channel import RabbitTlsTransport, RabbitTransport
 from .redis.receiving.channel import ReceivingTransport, SentinelReceivingTransport
 
@@ -39,7 +39,7 @@ def install_connections(app: Celery) -> None:
     @functools.wraps(connect)
     def _connection(*args: Any, **kwargs: Any) -> Connection:
         app.amqp.Connection = _ours(app.amqp.Connection)
-        remember_countdowns(app.amqp)
+        install_creation(app.amqp)
         app.redelivery.watch_publications(app.amqp)
         connection: Any = connect(*args, **kwargs)
         connection.redelivery = app.redelivery

@@ -10,19 +10,20 @@ Limit: on other brokers the text is sent as Celery wrote it.
 
 from __future__ import annotations
 
-import functools
 import math
 import time
 import uuid
-from numbers import Real
 from typing import TYPE_CHECKING, Any, Self
 
-from kombu.utils.json import dumps
+from kombu.utils.json import JSONEncoder
 
 from .ttl import PUBLISHED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+#: kombu's `dumps` makes one for each message.
+_ENCODER = JSONEncoder()
 
 
 class FromNow(str):
@@ -44,38 +45,6 @@ class FromNow(str):
         return math.ceil((self.seconds - (time.monotonic() - self.made)) * 1000)
 
 
-def remember_countdowns(amqp: Any) -> None:
-    """Have the times in this app's messages remember their seconds; a second call changes nothing."""
-    make = amqp.create_task_message
-    if getattr(make, "remembers_countdowns", False):
-        return
-
-    @functools.wraps(make)
-    def create_task_message(  # noqa: PLR0917 - Celery gives them in this order
-        task_id: Any,
-        name: Any,
-        args: Any = None,
-        kwargs: Any = None,
-        countdown: Any = None,
-        eta: Any = None,
-        group_id: Any = None,
-        group_index: Any = None,
-        expires: Any = None,
-        *rest: Any,
-        **options: Any,
-    ) -> Any:
-        message = make(task_id, name, args, kwargs, countdown, eta, group_id, group_index, expires, *rest, **options)
-        if options.get("now") is None:  # otherwise they count from the time that the caller gave
-            for header, said in (("eta", countdown), ("expires", expires)):
-                text = message.headers.get(header)
-                if isinstance(said, Real) and isinstance(text, str) and (said or header == "expires"):
-                    message.headers[header] = FromNow.of(text, float(said))
-        return message
-
-    create_task_message.remembers_countdowns = True  # type: ignore[attr-defined]
-    amqp.create_task_message = create_task_message
-
-
 def from_now(headers: Mapping[str, Any]) -> dict[str, int]:
     """The headers whose times count from the publication, and how many milliseconds are left of each."""
     return {name: headers[name].left_ms() for name in ("eta", "expires") if isinstance(headers.get(name), FromNow)}
@@ -84,9 +53,9 @@ def from_now(headers: Mapping[str, Any]) -> dict[str, int]:
 def with_gaps(message: Mapping[str, Any], times: Mapping[str, int]) -> tuple[bytes, str]:
     """A message's bytes without these headers' times, and the positions of the times, in the form that `dated.lua` reads."""
     if not times:
-        return dumps(message).encode(), ""
+        return _ENCODER.encode(message).encode(), ""
     marks = {name: uuid.uuid4().hex for name in times}
-    rest = dumps({**message, "headers": {**message["headers"], **marks}}).encode()
+    rest = _ENCODER.encode({**message, "headers": {**message["headers"], **marks}}).encode()
     whole, gaps = b"", []
     for name in sorted(marks, key=lambda each, text=rest: text.index(marks[each].encode())):  # type: ignore[misc]
         is_number = name == PUBLISHED

@@ -7,16 +7,18 @@ might not be able to write every header and property: a message with an unusual 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-#: About how many bytes the headers and properties of an ordinary message take, beside its body.
-OVERHEAD = 1024
+#: About how many bytes the headers and properties of an ordinary message take, beside its body; and a value, beside its text.
+OVERHEAD, EACH = 1024, 8
 #: The types that every channel can write, and that nobody can change.
 PLAIN = (str, int, float, type(None))
+_SCALARS = frozenset({int, float, bool, type(None)})
+_WRITABLE = _SCALARS | {str}
 
 
 @dataclass(slots=True, eq=False)
@@ -37,21 +39,20 @@ class Publication:
     declare: Sequence[Any] = ()
     event_id: str = ""
     is_published: bool = False
+    #: About how many bytes it takes.
+    size: int = field(init=False)
+    #: Whether it must go in no batch with others: a channel may be unable to write it, or the broker may return it.
+    is_alone: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.headers, size, is_plain = _copied(self.headers)
+        self.size = len(self.body) + max(OVERHEAD, size)
+        self.is_alone = bool(self.how.get("mandatory")) or not (is_plain and _copied(self.properties)[2])
 
     @property
     def task_id(self) -> str:
         """The id of its task."""
         return str(self.headers.get("id"))
-
-    @property
-    def is_alone(self) -> bool:
-        """Whether it must go in no batch with others: a channel may be unable to write it, or the broker may return it."""
-        return bool(self.how.get("mandatory")) or not (_is_plain(self.headers) and _is_plain(self.properties))
-
-    @property
-    def size(self) -> int:
-        """About how many bytes it takes."""
-        return len(self.body) + max(OVERHEAD, sum(map(_size, self.headers.values())))
 
     def message(self, channel: Any) -> Any:
         """A new message in this channel's form."""
@@ -60,26 +61,26 @@ class Publication:
         )
 
 
-def kept(header: Any) -> Any:
-    """A copy of a header, or of all headers: what its caller changes later does not change it."""
+def _copied(header: Any) -> tuple[Any, int, bool]:
+    """A copy of a header, or of all headers; about how many bytes it takes; whether nothing in it is unusual.
+
+    One pass, because it is made for each message.
+    """
     if isinstance(header, dict):
-        return {name: value if isinstance(value, PLAIN) else kept(value) for name, value in header.items()}
-    return [kept(each) for each in header] if isinstance(header, (list, tuple)) else header
-
-
-def _is_plain(header: object) -> bool:
-    """Whether nothing in this header, or in all headers, is unusual."""
-    if isinstance(header, (list, tuple, dict)):
-        parts = (*header, *header.values()) if isinstance(header, dict) else header
-        return all(isinstance(each, PLAIN) or _is_plain(each) for each in parts)
-    return isinstance(header, PLAIN)
-
-
-def _size(header: object) -> int:
-    """About how many bytes a header takes."""
-    if isinstance(header, (list, tuple, dict)):
-        return len(repr(header))
-    return len(header) if isinstance(header, (str, bytes)) else 0
+        copy, size, is_plain = {}, len(header) * EACH, True
+        for name, value in header.items():
+            kept, kind = value, type(value)
+            if kind is str:
+                size += len(value)
+            elif kind not in _SCALARS:
+                kept, more, is_usual = _copied(value)
+                size, is_plain = size + more, is_plain and is_usual
+            copy[name] = kept
+        return copy, size, is_plain and _WRITABLE.issuperset(map(type, header))
+    if isinstance(header, (list, tuple)):
+        parts = [_copied(each) for each in header]
+        return [copy for copy, _, _ in parts], sum(size for _, size, _ in parts), all(is_plain for _, _, is_plain in parts)
+    return header, EACH + (len(header) if isinstance(header, (str, bytes)) else 0), isinstance(header, PLAIN)
 
 
 @dataclass(slots=True, eq=False)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ....messages.countdown import from_now, with_gaps
 from ....messages.ttl import PUBLISHED, is_dated
-from ..scripts import Script, encoded, text_of
+from ..scripts import Script, text_of
 
 if TYPE_CHECKING:
     from redis import Redis
@@ -58,7 +58,7 @@ class Gathering:
     def __init__(self, keys: Keys) -> None:
         self._keys = keys
         self._names: dict[str, int] = {}
-        self._forms: dict[tuple[bytes, ...], int] = {}
+        self._forms: dict[tuple[str, ...], int] = {}
         self._rules: dict[str, tuple[int | None, Any]] = {}
         self._adds: dict[str, int] = {}
         self._messages: list[Any] = []
@@ -78,7 +78,7 @@ class Gathering:
         if (bounds is not None and bounds.is_dated) or is_dated(message["headers"]):
             times[PUBLISHED] = 0
         text, gaps = with_gaps(message, times)
-        task_id, *rest = encoded(event)
+        task_id, *rest = event.to_entry()
         form = self._forms.setdefault(tuple(rest), len(self._forms) + 1)
         self._messages += (self._place(list_name), form, task_id, gaps, text)
 
@@ -92,7 +92,7 @@ class Gathering:
             batch.stamp = _STAMPS.take()
         token, number = batch.stamp
         rules = [self._rule(queue, most, expires) for queue, (most, expires) in self._rules.items()]
-        forms = [value for form in self._forms for value in form]
+        forms = [value.encode("utf-8", "replace") for form in self._forms for value in form]
         names = [self._keys.outcomes, self._keys.published(token), *map(self._keys.list, self._names)]
         args = [number, REMEMBERED, len(self._forms), len(rules), *forms, *rules, *self._messages]
         answer = text_of(_PUBLISH_BATCH(client, names, args))
