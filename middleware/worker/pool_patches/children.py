@@ -11,6 +11,8 @@
 3. *An idle child gets its task at once.* Celery's pool keeps a task until its loop has found that a child's pipe can be written to.
    The pipe of an idle child can be. Writing at once saves a turn of the loop, 0.1 to 0.2 ms, and a message that comes with others
    does not wait until all of them have been looked at. If the pipe is full, or the child has just died, the loop does it.
+4. *The loop is asked about pipes only if it has to write to one.* At each turn, Celery's pool adds the pipes of all children to the
+   loop, or removes them, which is a system call for each child, and mostly fails because there is nothing to remove.
 
 Limits: pools of processes in an event loop, as they are in Celery 5.6 and 5.7; if a part is missing, nothing is changed.
 """
@@ -32,6 +34,7 @@ FIRST_WAIT, MAX_WAIT = 0.005, 2.0
 TO_DRAIN = ("on_job_process_down", "process_flush_queues")
 TO_ASK = ("_event_process_exit", "_pool", "maintain_pool")
 TO_FEED = ("_active_writes", "_all_inqueues", "_busy_workers", "outbound_buffer")
+TO_WRITE = (*TO_FEED, "_create_write_handlers", "sched_strategy")
 
 
 def mend(pool: Any, hub: Any) -> Callable[[], None]:
@@ -41,6 +44,8 @@ def mend(pool: Any, hub: Any) -> Callable[[], None]:
         inner.on_job_process_down = _draining(inner, inner.on_job_process_down)
     if has(inner, TO_ASK) and inner._event_process_exit.__module__ != __name__:  # noqa: SLF001 - Celery's
         inner._event_process_exit = _asking_again(inner, inner._event_process_exit)  # noqa: SLF001
+    if has(inner, TO_WRITE) and inner._create_write_handlers.__module__ != __name__:  # noqa: SLF001
+        inner._create_write_handlers = _writing_at_once(pool, inner, inner._create_write_handlers)  # noqa: SLF001
     return partial(_feed, pool, hub)
 
 
@@ -81,10 +86,29 @@ def _asking_again(pool: Any, exited: Callable[[Any, Any], None]) -> Callable[[An
     return event_process_exit
 
 
+def _writing_at_once(pool: Any, inner: Any, create: Callable[[Any], None]) -> Callable[[Any], None]:
+    """The function that Celery calls to make what writes tasks to children; the loop calls `on_poll_start` before each turn."""
+    from celery.concurrency.asynpool import SCHED_STRATEGY_FAIR as FAIR  # noqa: PLC0415 - pools of other kinds need it not
+
+    def create_write_handlers(hub: Any) -> None:
+        create(hub)
+        ask_loop, children, busy = inner.on_poll_start, inner._all_inqueues, inner._busy_workers  # noqa: SLF001 - Celery's
+
+        def on_poll_start() -> None:
+            _feed(pool, hub)
+            is_waiting = inner.outbound_buffer and (inner.sched_strategy != FAIR or len(busy) < len(children))
+            if is_waiting or not children.isdisjoint(hub.writers):
+                ask_loop()
+
+        inner.on_poll_start = on_poll_start
+
+    return create_write_handlers
+
+
 def _feed(pool: Any, hub: Any) -> None:
     inner: Any = getattr(pool, "_pool", None)
     if has(inner, TO_FEED) and inner.outbound_buffer:
         idle = inner._all_inqueues - inner._active_writes - inner._busy_workers  # noqa: SLF001 - Celery's
         if idle:
             with suppress(OSError):  # that child is gone: Celery gives its task to another one when it has noticed
-                hub.consolidate_callback(list(idle))
+                hub.consolidate_callback(list(idle)[: len(inner.outbound_buffer)])

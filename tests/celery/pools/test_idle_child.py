@@ -34,3 +34,13 @@ def test_what_is_written_to_children_that_have_just_died_runs_once(shop: Callabl
         task_id = here.send("ok")
         assert here.ended(task_id, "succeeded").attempt == 1
         assert len(here.runs(task_id)) == 1
+
+
+def test_the_loop_is_asked_about_no_pipe_that_nothing_is_written_to(shop: Callable[..., Shop]) -> None:
+    """Once for each task, and once for each child at the start; Celery does it for each child at each turn."""
+    here = shop()
+    worker = here.start("-I", "tests.support.stops.counted_pipes", "-c", "4")
+    for _ in range(10):
+        here.ended(here.send("ok"), "succeeded")
+    worker.stop()
+    assert here.runs("asked")[0]["asked"] <= 10 + 4
