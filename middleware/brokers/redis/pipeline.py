@@ -138,7 +138,7 @@ class UnderWay:
                 except ResponseError as exc:
                     answer = exc
                 answered.append((self._asked.popleft(), answer))
-                if not self._connection.can_read(0):
+                if not self._asked or not self._connection.can_read(0):
                     return answered, None
         except (RedisError, OSError) as exc:
             return answered, exc
