@@ -66,21 +66,24 @@ def guard(task: Task, runtime: Runtime) -> None:
 
     setattr(task, DECIDED, True)
     if calls:
-        _call(task, guarded)
+        _insert(task, __call__=guarded)
     else:
         task.run = guarded
-    task.retry = retry_of(task, task.retry)
+    if type(task).retry is BaseTask.retry:
+        task.retry = retry_of(task, task.retry)
+    else:  # its class has a `retry` of its own, which calls Celery's by `super()`
+        _insert(task, type("Retrying", (BaseTask,), {"retry": _method(retry_of(task, functools.partial(BaseTask.retry, task)))}))
 
 
-def _call(task: Task, guarded: Callable[..., Any]) -> None:
-    """Give this one task a class of its own whose `__call__` is `guarded`: Python takes `__call__` from the class."""
-
-    def __call__(_: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807 - it is that method
-        return guarded(*args, **kwargs)
-
+def _insert(task: Task, *below: type, **members: Callable[..., Any]) -> None:
+    """Give this one task a class of its own, with these methods, and these classes between its class and Celery's `Task`."""
     cls = type(task)
-    members = {"__call__": __call__, "__module__": cls.__module__, "__doc__": cls.__doc__}
-    task.__class__ = type(cls.__name__, (cls,), members)
+    methods = {name: _method(function) for name, function in members.items()}
+    task.__class__ = type(cls.__name__, (cls, *below), {**methods, "__module__": cls.__module__, "__doc__": cls.__doc__})
+
+
+def _method(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda _, *args, **kwargs: function(*args, **kwargs)
 
 
 def _attempt(

@@ -16,7 +16,7 @@ from tenacity import retry_if_result, stop_after_attempt, wait_fixed
 
 from redelivery import Redelivery, redeliver
 from tests.support.notes import ready
-from tests.support.trials.celery_classes import Calling, Hooked, Raising
+from tests.support.trials.celery_classes import Asking, Calling, Hooked, Raising
 from tests.support.trials.celery_notes import note, runs_of
 from tests.support.trials.celery_steps import Expected, perform
 
@@ -125,6 +125,8 @@ auto_jitter = task("auto_jitter", autoretry_for=(Expected,), retry_backoff=1, re
 endless = task("endless", max_retries=None, **SOON)
 raising = task("raising", base=Raising)
 calling = task("calling", base=Calling)
+asking = task("asking", base=Asking)
+auto_asking = task("auto_asking", base=Asking, autoretry_for=(Expected,), max_retries=2)
 slow = task("slow", base=Hooked, Request="tests.support.trials.celery_classes:Noting", max_retries=0)
 requested = task("requested", base=Hooked, Request="tests.support.trials.celery_classes:Noting")
 expecting = task("expecting", base=Hooked, throws=(Expected,))

@@ -10,7 +10,7 @@ from celery.worker.request import Request
 
 from tests.support.trials.celery_notes import note
 
-__all__ = ["Calling", "Hooked", "Noting", "Raising"]
+__all__ = ["Asking", "Calling", "Hooked", "Noting", "Raising"]
 
 
 class Hooked(Task):
@@ -106,6 +106,17 @@ class Calling(Hooked):
             return self.run(*args, **kwargs)
         finally:
             note(self.request.id, "left", retries=self.request.retries)
+
+
+class Asking(Hooked):
+    """Decides itself after how long it runs again."""
+
+    abstract = True
+
+    def retry(self, *args: Any, **options: Any) -> Any:
+        """Noted."""
+        note(self.request.id, "retry", retries=self.request.retries)
+        return super().retry(*args, **{**options, "countdown": 0.2})
 
 
 class Noting(Request):

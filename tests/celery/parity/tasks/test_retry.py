@@ -131,6 +131,17 @@ def test_autoretry_for_obeys_its_options(trial: Trial) -> None:
     assert delays(stories["auto_steady"].id) == [1000, 1000]
 
 
+def test_a_retry_of_the_tasks_own_class_is_called(trial: Trial) -> None:
+    """Its `super().retry` is ours: the delay that it chooses is kept, and the message moves."""
+    steps = [step("retry", countdown=60), step("fail", kind="expected"), step("ok")]
+    for task, those in (("asking", [steps[0], steps[2]]), ("auto_asking", steps)):
+        story = trial.tell(*those, task=task)
+        story.matches()
+        trial.ours.ended(story.id, "succeeded")
+        moves = trial.ours.events_of(story.id)[1:-1]
+        assert [(each.outcome, each.delay_ms) for each in moves] == [("redelivery_scheduled", 200)] * (len(those) - 1)
+
+
 def test_a_rejection_inside_autoretry_for_everything_is_a_rejection(forked: Trial) -> None:
     """Celery's `autoretry_for=(Exception,)` would retry a `Reject`, which is meant for the worker."""
     task_id = forked.ours.play(step("reject"), task="auto_all")
