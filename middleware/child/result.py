@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 from celery import signals
 from celery.app.trace import task_has_custom
 from celery.states import SUCCESS
-from kombu.utils.encoding import bytes_to_str
+from kombu.utils.encoding import bytes_to_str, str_to_bytes
 
 from ..ports import TaskResult
 from .attempt import DELIVERY, Attempt
@@ -81,7 +81,7 @@ class _Storing:
         """The key and bytes that Celery's `_store_result` would store."""
         backend = self._backend
         meta = backend._get_result_meta(result=result, state=SUCCESS, traceback=None, request=request)  # noqa: SLF001 - Celery's
-        stored = backend.encode({**meta, "task_id": bytes_to_str(task_id)}).encode()
+        stored = str_to_bytes(backend.encode({**meta, "task_id": bytes_to_str(task_id)}))  # an own "json" may give bytes
         return TaskResult(backend.get_key_for_task(task_id), stored, backend.expires, backend.connparams["db"])
 
 

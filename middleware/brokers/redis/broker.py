@@ -82,6 +82,8 @@ class RedisBroker(RedisTransport):
         backend, ours = app.backend, self.client.connection_pool.connection_kwargs
         if type(backend) is not RedisBackend or backend.serializer != "json" or (backend.expires or 0) < 0:
             return False
+        if getattr(backend, "compression", None):  # the script could not read whether a success is stored already
+            return False
         if any(backend.connparams.get(name) != ours.get(name) for name in ("host", "port", "path")):
             return False
         key, database = backend.get_key_for_task(f"redelivery-{uuid.uuid4()}"), backend.connparams["db"]

@@ -175,6 +175,15 @@ def test_with_the_setting_off_the_child_stores(shop: Callable[..., Shop], server
     assert stored_by(seen, ran.id) == [BY_CHILD]
 
 
+def test_a_compressed_result_is_a_result(shop: Callable[..., Shop]) -> None:
+    """`result_compression`, which Celery 5.6 does not know: the child stores it."""
+    here = shop(conf={"result_compression": "gzip"}, backend=True)
+    here.start()
+    task_id = here.send("ok", "mine")
+    here.ended(task_id, "succeeded")
+    assert here.app.AsyncResult(task_id).get(timeout=60) == "mine"
+
+
 def test_the_child_stores_where_somebody_listens_to_events(shop: Callable[..., Shop], server: Server) -> None:
     """The event `task-succeeded` must come after the result is stored."""
     here = shop(backend=True)
