@@ -14,8 +14,15 @@ from typing import TYPE_CHECKING, Any, Self
 from celery import signals
 from celery.app import trace  # `get_actual_ignore_result` is in this module in Celery 5.6, too
 from celery.app.task import Context
-from celery.exceptions import InvalidTaskError, MaxRetriesExceededError, Retry, TimeLimitExceeded, WorkerLostError
-from celery.states import FAILURE
+from celery.exceptions import (
+    InvalidTaskError,
+    MaxRetriesExceededError,
+    Retry,
+    TaskRevokedError,
+    TimeLimitExceeded,
+    WorkerLostError,
+)
+from celery.states import FAILURE, REVOKED
 from celery.utils.log import get_logger
 from kombu.exceptions import DecodeError
 from kombu.message import Message
@@ -95,6 +102,12 @@ class Caller:
         with self._telling("revoked"):
             self.task.backend.mark_as_revoked(self.task_id, "revoked", request=self.context, store_result=self.stores)
             signals.task_revoked.send(sender=self.task, request=self.context, terminated=False, signum=None, expired=False)
+
+    def stays_revoked(self) -> None:
+        """REVOKED is stored again: the attempt has failed of the signal that ended it, and has stored RETRY."""
+        with self._telling("revoked"):
+            if self.stores:
+                self.task.backend.store_result(self.task_id, TaskRevokedError("terminated"), REVOKED, request=self.context)
 
     @contextmanager
     def _telling(self, hook: str) -> Iterator[None]:

@@ -166,6 +166,9 @@ class HeldDelivery:
         exc: Any = unwrapped(exc_info.exception)
         if isinstance(exc, Redelivering):
             state.task_ready(request)
+            if self.ending is Outcome.REVOKED:  # the signal that should end the task raised an exception in it
+                Caller.of(request).stays_revoked()
+                return
             failed = exc.failed or Failed(type=type(exc).__name__)
             if not self.has_left:
                 self.redeliver(request, exc.delay_ms, failed, crash=failed.type.endswith("WorkerLostError"))

@@ -51,6 +51,15 @@ def test_a_running_task_is_terminated_once(here: Floor) -> None:
     assert len(here.noted(neighbour)) == 1
 
 
+def test_a_task_that_fails_of_the_signal_stays_revoked(here: Floor) -> None:
+    """SIGUSR1 raises `SoftTimeLimitExceeded` in the task: this attempt stores RETRY, but no other follows."""
+    (victim,) = here.filled(1, "interrupted")
+    here.app.control.revoke(victim, terminate=True, signal="SIGUSR1")
+    until(lambda: f"[{victim}] retry:" in here.workers[0].text, what="the attempt to fail")
+    until(lambda: here.app.AsyncResult(victim).state == "REVOKED", what="REVOKED")
+    ends_revoked(here, victim, ["published", "revoked"], terminated=True)
+
+
 def test_a_running_task_without_terminate_runs_to_its_end(here: Floor) -> None:
     """As in Celery: a revoke alone stops only tasks that have not begun."""
     (task_id,) = here.filled(1, "unharmed")
