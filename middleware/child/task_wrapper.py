@@ -22,7 +22,7 @@ from redelivery.display import safe
 from redelivery.errors import RedeliveryError
 
 from ..messages.events import Reason
-from .attempt import DECIDED, Attempt, Decided
+from .attempt import DECIDED, Attempt, Decided, Redelivering
 from .retry import retry_of
 
 if TYPE_CHECKING:
@@ -96,7 +96,13 @@ def _attempt(
 ) -> Any:
     try:
         result = run(*args, **kwargs)
-    except (Reject, Ignore, Retry):
+    except (Reject, Ignore):
+        raise
+    except Retry as exc:
+        if exc.sig is None and not isinstance(exc, Redelivering):
+            # Nobody has published it: the task has made it, or another task that it called as a function has asked for a retry.
+            when = {"countdown": exc.when} if isinstance(exc.when, (int, float)) else {"eta": exc.when}
+            attempt.task.retry(exc=exc.exc, **when)
         raise
     except SystemExit as exc:
         # On prefork the child ends, and the pool reports that. If tasks share the worker's process, nothing would report it.

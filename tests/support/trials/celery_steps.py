@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
+from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 
 from redelivery import DeadLetter, RedeliverAfter
 from tests.support.trials.celery_notes import note
@@ -104,6 +104,16 @@ def step_retry(
         if during is None or not str(sys.exc_info()[1]).strip("'") == IN_FLIGHT:
             raise
         return repr(type(task.retry(**options)))
+
+
+def step_raise_retry(task: Any, in_seconds: float | None = None, called: bool = False, **options: Any) -> None:
+    """Raise `Retry` without `self.retry`; or call a task as a function, whose `self.retry` then raises one."""
+    if called:
+        task.app.tasks["tests.support.trials.celery_app.add"](1, retries=1)
+    if in_seconds is not None:
+        options["when"] = datetime.now(UTC) + timedelta(seconds=in_seconds)
+    msg = "by hand"
+    raise Retry(msg, **options)
 
 
 def step_reject(_: Any, *, requeue: bool = False) -> None:

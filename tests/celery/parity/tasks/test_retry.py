@@ -142,6 +142,17 @@ def test_a_retry_of_the_tasks_own_class_is_called(trial: Trial) -> None:
         assert [(each.outcome, each.delay_ms) for each in moves] == [("redelivery_scheduled", 200)] * (len(those) - 1)
 
 
+@pytest.mark.parametrize("how", [{"when": 0.1}, {"in_seconds": 0.1}, {"exc": "no"}, {"called": True}], ids=str)
+def test_a_retry_that_nobody_has_published_is_asked_for(trial: Trial, how: dict[str, Any]) -> None:
+    """In plain Celery the message is acknowledged, and the task stays RETRY for ever."""
+    task_id = trial.ours.play(step("raise_retry", **how), step("ok"), task="auto")
+    trial.ours.ended(task_id, "succeeded")
+    assert trial.ours.outcomes_of(task_id) == ["published", "redelivery_scheduled", "succeeded"]
+    ever = trial.ours.play(step("raise_retry", **how), task="auto")
+    assert trial.ours.ended(ever, "dead_lettered").reason == "exhausted"
+    assert len(trial.ours.notes(ever, "run")) == 3
+
+
 def test_a_rejection_inside_autoretry_for_everything_is_a_rejection(forked: Trial) -> None:
     """Celery's `autoretry_for=(Exception,)` would retry a `Reject`, which is meant for the worker."""
     task_id = forked.ours.play(step("reject"), task="auto_all")
