@@ -110,7 +110,9 @@ def _attempt(
             raise
         lost = WorkerLostError(f"the task asked its process to exit: {exc!r}")
         raise attempt.conclude(attempt.decide(lost, cause=Reason.WORKER_LOST), lost) from exc
-    except Exception as exc:
+    except BaseException as exc:
+        if not isinstance(exc, Exception) and (attempt.runtime.shares_process or isinstance(exc, KeyboardInterrupt)):
+            raise  # a pool of greenlets ends its tasks by such exceptions, and reports them
         if Decided.of(exc, attempt.facts.tag) is not None:
             raise
         concluded = attempt.conclude(attempt.decide(exc), exc)

@@ -108,6 +108,17 @@ def test_memory_that_runs_out_ends_the_attempt_and_not_the_worker(trial: Trial) 
     assert side.workers[-1].process.poll() is None
 
 
+def test_an_exception_that_is_no_exception_is_a_failed_attempt(trial: Trial) -> None:
+    """`asyncio.CancelledError`, for instance, is a `BaseException`. Pools without processes report it as a lost attempt."""
+    side, cancelled = trial.ours, step("fail", kind="cancelled")
+    side.ended(side.play(cancelled, step("ok"), task="hooked"), "succeeded")
+    ever = side.play(cancelled, task="hooked", queue="thrice", link_error=side.sig("errback"))
+    end = side.ended(ever, "dead_lettered")
+    assert (end.reason, end.attempt) == ("exhausted" if trial.pool == "prefork" else "worker_lost", 3)
+    counts = told(side, ever)
+    assert (counts["run"], counts["on_retry"], counts["errback"]) == (3, 2, 1)
+
+
 EXIT = step("fail", kind="exit", message="3")
 
 

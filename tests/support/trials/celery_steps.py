@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import sys
@@ -62,6 +63,7 @@ EXCEPTIONS: dict[str, Callable[[str], BaseException]] = {
     "frozen": Frozen,
     "dead_letter": DeadLetter,
     "memory": MemoryError,
+    "cancelled": asyncio.CancelledError,
     "exit": SystemExit,
     "after": lambda seconds: RedeliverAfter(float(seconds)),
 }
