@@ -115,6 +115,7 @@ def test_an_exception_that_is_no_exception_is_a_failed_attempt(trial: Trial) -> 
     ever = side.play(cancelled, task="hooked", queue="thrice", link_error=side.sig("errback"))
     end = side.ended(ever, "dead_lettered")
     assert (end.reason, end.attempt) == ("exhausted" if trial.pool == "prefork" else "worker_lost", 3)
+    side.noted(ever, "errback", 1)
     counts = told(side, ever)
     assert (counts["run"], counts["on_retry"], counts["errback"]) == (3, 2, 1)
 
