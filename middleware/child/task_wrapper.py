@@ -99,10 +99,7 @@ def _attempt(
     except (Reject, Ignore):
         raise
     except Retry as exc:
-        if exc.sig is None and not isinstance(exc, Redelivering):
-            # Nobody has published it: the task has made it, or another task that it called as a function has asked for a retry.
-            when = {"countdown": exc.when} if isinstance(exc.when, (int, float)) else {"eta": exc.when}
-            attempt.task.retry(exc=exc.exc, **when)
+        _ask_for(exc, attempt.task)
         raise
     except SystemExit as exc:
         # On prefork the child ends, and the pool reports that. If tasks share the worker's process, nothing would report it.
@@ -124,3 +121,10 @@ def _attempt(
         attempt.has_returned = True
         return result
     raise attempt.conclude(decided, ResultRefused(f"{attempt.task.name} returned {result!r:.200}, which its retry= refuses"))
+
+
+def _ask_for(exc: Retry, task: Task) -> None:
+    """Ask for a retry that nobody has published: the task has made it, or another task, which it called as a function, has."""
+    if exc.sig is None and not isinstance(exc, Redelivering):
+        when = {"countdown": exc.when} if isinstance(exc.when, (int, float)) else {"eta": exc.when}
+        task.retry(exc=exc.exc, **when)
