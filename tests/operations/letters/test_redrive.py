@@ -122,6 +122,13 @@ def test_letters_are_chosen_by_the_time_of_their_death(desk: Desk) -> None:
         assert redrive(desk.transport, LETTERS, chosen, dry_run=True).moved == expected
 
 
+def test_letters_go_back_although_the_clock_was_set_back_after_their_death(desk: Desk) -> None:
+    """Their deaths lie in the future, which is not after the beginning of the redrive."""
+    died = desk.die(ago_ms=-3_600_000)
+    done = redrive(desk.transport, LETTERS, EVERYTHING)
+    assert (done.looked_at, done.moved, desk.ids()) == (1, 1, [died])
+
+
 def test_what_cannot_go_back_stays_and_is_counted(desk: Desk) -> None:
     """Bytes that were no message, a dead letter without origin, a foreign message: each with its reason; the others go."""
     lost = desk.die(task_message("no origin"))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from redelivery.errors import BrokerError, RedriveError
 from redelivery.middleware.brokers.errors import BROKER_ERRORS
+from redelivery.middleware.policy.clock_skew import TOLERANCE_MS
 from redelivery.middleware.ports import Answer
 
 from ...brokers.broker import broker_of, needed
@@ -186,8 +187,8 @@ class Walk(Generic[Job]):
         letter = Letter.of(raw)
         if not self.chosen.passes(letter):
             return None
-        if letter.died_ms is not None and letter.died_ms > self._began_ms:
-            return None
+        if letter.died_ms is not None and self._began_ms < letter.died_ms <= self.transport.now_ms() + TOLERANCE_MS:
+            return None  # a death that lies further ahead is older: the clock has been set back since
         self.result.matched += 1
         self.context.on_chosen(letter)
         try:
