@@ -194,8 +194,13 @@ def test_a_redrive_of_the_walk_s_time_ends_the_letter_and_opens_the_next_life() 
     assert heard(event(Outcome.REDRIVEN, generation=1), seen="dead_letter") == [("a", 1, "queue", None)]
 
 
-def test_a_message_that_moves_against_the_walk_is_found(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Deferred after the delay store was read, or given back after the queues were read: the log and a second look find it."""
+@pytest.mark.parametrize("ahead_ms", [0, 3_600_000])
+def test_a_message_that_moves_against_the_walk_is_found(desk: Desk, monkeypatch: pytest.MonkeyPatch, ahead_ms: int) -> None:
+    """Deferred after the delay store was read, or given back after the queues were read: the log and a second look find it.
+
+    So also after the server's clock was set back, when the ids of the log are ahead of the clock.
+    """
+    desk.client.xadd(desk.keys.outcomes, {"not": "ours"}, id=f"{desk.transport.now_ms() + ahead_ms}-0")
     back, deferred = desk.publish(task_message("back")), desk.publish(task_message("deferred"))
     tags = [desk.hold(), desk.hold()]
     moves: list[Callable[[], Any]] = [

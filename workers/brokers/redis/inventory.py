@@ -16,11 +16,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from redelivery.middleware.brokers.redis.scripts import text_of
 from redelivery.middleware.messages.events import Event
 
 from ...export.batch import decoded
 from ...export.sightings import DEAD_LETTER, DELAYED, QUEUE, UNACKED
 from ...letters import Contents, Letter
+from .outcome_log import newest_id
 from .pages import hash_pages, list_pages
 from .unacked import bindings, held_pages
 
@@ -49,27 +51,27 @@ class RedisInventory:
         look: bool,  # noqa: ARG002 - reading marks nothing
     ) -> dict[str, int]:
         walk = _Walk(self._transport, inventory, queues, letter_queues)
-        began_ms = self._transport.now_ms()
+        last = newest_id(self._transport.client, self._transport.keys.outcomes)
         walk.delay_store()
         for _ in range(2):
             walk.queues()
             walk.unacked()
         walk.dead_letter_queues()
         walk.unacked()  # once more: a dead-letter handler may have taken a dead letter before the walk read it
-        for event in self._events_since(began_ms):
+        for event in self._events_after(last):
             inventory.hear(event)
         return {}
 
-    def _events_since(self, began_ms: int) -> Iterable[Event]:
-        """The events that were recorded from then to now, the oldest first."""
+    def _events_after(self, last: str) -> Iterable[Event]:
+        """The events that were recorded after this one, up to now, the oldest first. Ids do not go back, but a clock may."""
         client, stream = self._transport.client, self._transport.keys.outcomes
-        until_ms, start = self._transport.now_ms(), f"{began_ms}-0"
+        newest = newest_id(client, stream)
         while True:
-            entries: Any = client.xrange(stream, start, str(until_ms), count=EVENTS)
+            entries: Any = client.xrange(stream, f"({last}", newest, count=EVENTS)
             yield from (each for each in decoded(entries) if isinstance(each, Event))
             if len(entries) < EVENTS:
                 return
-            start = f"({entries[-1][0].decode()}"
+            last = text_of(entries[-1][0])
 
 
 class _Walk:
