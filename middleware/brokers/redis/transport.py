@@ -104,7 +104,8 @@ class RedisTransport:
 
     @staticmethod
     def is_transient(exc: BaseException) -> bool:
-        return isinstance(exc, NOT_NOW) or (isinstance(exc, RedisError) and str(exc).startswith(NOT_NOW_CODES))
+        said = str(exc).rpartition("of pipeline caused error: ")[2]  # redis-py's own words before the server's
+        return isinstance(exc, NOT_NOW) or (isinstance(exc, RedisError) and said.startswith(NOT_NOW_CODES))
 
     # transitions of a message that a worker holds
 

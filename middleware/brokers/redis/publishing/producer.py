@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from redis.exceptions import OutOfMemoryError, ReadOnlyError
+from redis.exceptions import OutOfMemoryError, ReadOnlyError, ResponseError
 
 from ....messages.countdown import from_now, with_gaps
 from ....messages.envelope import ANNOUNCED
@@ -18,6 +18,7 @@ from ....messages.ttl import is_dated
 from ..keys import Keys
 from ..replicas import ConfirmedRedis
 from ..scripts import Script, encoded
+from ..transport import RedisTransport
 from .batch import Gathering
 from .bounds import publish_within
 from .producer_clock import ProducerClock
@@ -40,12 +41,15 @@ class Publishing:
         """As kombu's; on a full server by a script that the server accepts."""
         try:
             super()._queue_bind(exchange, routing_key, pattern, queue)  # type: ignore[misc]
-        except ReadOnlyError as exc:
-            msg = f"the broker is read-only, perhaps a replica: {exc}"
-            raise ConnectionError(msg) from None  # Celery's consumer connects again at this error
         except OutOfMemoryError:
             client, keys = self._publisher()
             _BIND(client, [keys.bindings(exchange)], [self.sep.join([routing_key or "", pattern or "", queue or ""])])
+        except ResponseError as exc:
+            if not RedisTransport.is_transient(exc):
+                raise
+            what = "is read-only, perhaps a replica" if isinstance(exc, ReadOnlyError) else "accepts no writes now"
+            msg = f"the broker {what}: {exc}"
+            raise ConnectionError(msg) from None  # Celery's consumer connects again at this error
 
     # instead of kombu's transactions: a full Redis 7.0 refuses every command in one, even if it only reads or frees
 
