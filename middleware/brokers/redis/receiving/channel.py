@@ -21,6 +21,7 @@ from kombu.transport import virtual
 from kombu.utils.json import loads
 from kombu.utils.scheduling import priority_cycle
 from redis import ConnectionPool, Redis
+from redis.exceptions import ConnectionError as BrokerGone
 from redis.exceptions import NoScriptError, ResponseError
 
 from ....known import is_known
@@ -128,10 +129,15 @@ class Receiving:
             previous.connection.disconnect()
 
     def _on_receive_connect(self: Any, connection: Any) -> None:
-        connection.on_connect()
-        connection.send_command("SCRIPT", "LOAD", self.receiver.script.text)
-        connection.read_response()
-        refusal = self._track(connection)
+        try:
+            connection.on_connect()
+            connection.send_command("SCRIPT", "LOAD", self.receiver.script.text)
+            connection.read_response()
+            refusal = self._track(connection)
+        except ResponseError as exc:
+            if not self.receiver.owner.transport.is_transient(exc):
+                raise
+            raise BrokerGone(str(exc)) from exc  # Celery's consumer connects again at this error
         if refusal and self.receiver.is_tracking:
             log.warning("receiver.tracking_refused", error=refusal, polling=f"{FIRST_POLL}-{MAX_POLL}s")
         self.receiver.is_tracking = not refusal
@@ -151,6 +157,8 @@ class Receiving:
             try:
                 connection.read_response()
             except ResponseError as exc:
+                if self.receiver.owner.transport.is_transient(exc):
+                    raise  # the connection is made anew
                 refused.append(str(exc))
         return refused[0] if refused else ""
 
