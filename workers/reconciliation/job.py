@@ -214,10 +214,13 @@ class _Run:
         return with_queues_named(lives) if self.facts["unnamed"] else lives
 
     def _judge(self, lives: DataFrame, *, any_redriven: bool) -> DataFrame:
+        times = {"as_of_ms": self.as_of_ms, "grace_ms": self.books.grace_ms}
+        return judge(lives, **times, looked_ms=self._looked_ms(), any_redriven=any_redriven)
+
+    def _looked_ms(self) -> int | None:
+        """When the inventory was taken; None if it has no row and no note."""
         noted_ms = self.inputs.taken.seen_ms
-        looked_ms = self.facts["looked_ms"] if noted_ms is None else noted_ms
-        times = {"as_of_ms": self.as_of_ms, "grace_ms": self.books.grace_ms, "looked_ms": looked_ms}
-        return judge(lives, **times, any_redriven=any_redriven)
+        return self.facts["looked_ms"] if noted_ms is None else noted_ms
 
     def _writing(self, judged: DataFrame, folder: str, summary: Summary) -> list[_Work]:
         """The works that write the tables and return the figures of each; no work reads what another one writes.
@@ -257,8 +260,11 @@ class _Run:
 
     def _write_state(self, state: State, judged: DataFrame) -> Figures:
         """Write the state for the next run; it is not the current one before it is committed."""
-        lives = to_hold(judged, self.lives.columns, self.ways.sent, as_of_ms=self.as_of_ms, keep_ms=self.books.keep_ms)
-        run = self.inputs.next_run(self.facts["watermark_ms"]).forgetting(self.as_of_ms, self.books.keep_ms)
+        # A wrong clock or a mistyped `as_of_ms` may name a time to come. A state that forgot the days before would not read them.
+        looked_ms = self._looked_ms()
+        reached_ms = self.as_of_ms if looked_ms is None else min(self.as_of_ms, looked_ms)
+        lives = to_hold(judged, self.lives.columns, self.ways.sent, as_of_ms=reached_ms, keep_ms=self.books.keep_ms)
+        run = self.inputs.next_run(self.facts["watermark_ms"]).forgetting(reached_ms, self.books.keep_ms)
         self.left = state.write(run, lives, about=self.facts["lives"] + self.facts["left_open"])
         return Figures()
 

@@ -287,6 +287,22 @@ def test_a_state_from_before_an_outcome_was_known_goes_on(spark: SparkSession, t
     assert (again.outcomes["unobserved"], again.outcomes["succeeded"]) == (1, 1)
 
 
+@pytest.mark.parametrize("told_ms", [NOON + 700 * 24 * HOUR, NOON], ids=["by-a-wrong-clock", "by-as-of"])
+def test_a_time_to_come_makes_a_state_forget_no_day(spark: SparkSession, tmp_path: Path, told_ms: int) -> None:
+    """Else the files of all later days count as read, and their events are never counted."""
+    told = Histories()
+    told.tell("a", "published", SUCCEEDED, start_ms=told_ms)
+    to_come = None if told_ms > NOON else NOON + 700 * 24 * HOUR
+    (tmp_path / "inventory").mkdir()
+    (tmp_path / "inventory" / "_taken.json").write_text(json.dumps({"seen_ms": NOON + HOUR}))
+    books = told.write(tmp_path, state=str(tmp_path / "state"))
+    reconcile(spark, replace(books, as_of_ms=to_come))
+    later = Histories()
+    later.tell("b", "published", start_ms=NOON + 24 * HOUR)
+    write_lines(tmp_path / "outcomes" / "date=2026-02-01" / "hour=12" / "outcomes.jsonl", later.events)
+    assert reconcile(spark, replace(books, as_of_ms=NOON + 48 * HOUR)).events == 1
+
+
 def test_a_run_forgets_whole_days_and_does_not_remember_them_again() -> None:
     """The first day that is kept stays whole; files without a date are kept; a shorter memory later changes nothing."""
     read = {f"date=2026-01-{day}/hour=00/x.parquet": f"file:/{day}" for day in (29, 30, 31)} | {"x.jsonl": "file:/x.jsonl"}
