@@ -107,3 +107,24 @@ def test_a_java_home_tells_its_version_in_a_file(
     (home / "lib" / "server" / "libjvm.so").touch()
     monkeypatch.setenv("JAVA_HOME", str(home))
     assert (ensure_java() == home) is is_used
+
+
+def test_a_spark_home_without_a_spark_is_named(tmp_path: Path) -> None:
+    """A shell's profile may still name a Spark that was removed."""
+    Histories().write(tmp_path)
+    environment = os.environ | {"PATH": os.defpath, "SPARK_HOME": str(tmp_path / "gone")}
+    done = subprocess.run([*COMMAND, *arguments(tmp_path, "-q")], env=environment, capture_output=True, text=True, check=False)
+    said = f"SPARK_HOME names {tmp_path}/gone, and there is no bin/spark-submit in it: unset it, or set it to the folder of a Spark"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"redelivery: error: {said}\n")
+
+
+@pytest.mark.parametrize("kibibytes", [1, 20])
+def test_a_limit_on_the_size_of_files_is_named(tmp_path: Path, kibibytes: int) -> None:
+    """Spark's own words are that a task failed. A low limit stops Spark's files, a higher one the library that Java unpacks."""
+    told = Histories()
+    told.tell("a", "published")
+    told.write(tmp_path)
+    limited = ["bash", "-c", f'ulimit -f {kibibytes} && exec "$@"', "bash", *COMMAND, *arguments(tmp_path, "-q")]
+    done = subprocess.run(limited, env=os.environ | {"PATH": os.defpath}, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1), done.stderr
+    assert "(ulimit -f)" in done.stderr

@@ -19,6 +19,8 @@ from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from redelivery.errors import InputError
+
 from .java import ClassArchive, ensure_java
 
 if TYPE_CHECKING:
@@ -117,7 +119,10 @@ def _started(input_bytes: int | None, log: Path | None, archive: ClassArchive | 
         return builder.getOrCreate()
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     # Else Spark's scripts start a Python to find SPARK_HOME. The launcher's Java only makes a command line: it gets cheap options.
-    os.environ.setdefault("SPARK_HOME", str(Path(pyspark.__file__).parent))
+    home = os.environ.setdefault("SPARK_HOME", str(Path(pyspark.__file__).parent))
+    if not (Path(home) / "bin" / "spark-submit").exists():
+        msg = f"SPARK_HOME names {home}, and there is no bin/spark-submit in it: unset it, or set it to the folder of a Spark"
+        raise InputError(msg)
     os.environ.setdefault("SPARK_LAUNCHER_OPTS", "-XX:+UseSerialGC -XX:TieredStopAtLevel=1")
     small = input_bytes is not None and input_bytes < _SHORT
     options: dict[str, bool | float | int | str | None] = {**_LOCAL, **(_SMALL if small else _LARGE)}
@@ -170,6 +175,12 @@ _UNREADABLE: Final = {
         ("No FileSystem for scheme", "FileSystem not found"), "names a file system that this Spark does not know: add its connector"
     ),
     "OutOfMemoryError": "needs more memory: give the driver more (spark.driver.memory), or run the job on a cluster",
+    "no snappyjava in": (
+        "cannot be written: Java cannot load a library from its temporary folder. The folder may be full or mounted noexec, or a "
+        "file may not become large enough (ulimit -f)"
+    ),
+    "File too large": "needs a larger file than this process may write: raise its limit (ulimit -f)",
+    "Disk quota exceeded": "does not fit into the disk quota",
     "No space left on device": "does not fit on the disk: free space, or set SPARK_LOCAL_DIRS to a larger one",
 }
 
