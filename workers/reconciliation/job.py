@@ -33,7 +33,7 @@ from .inputs.carrying import carried, held_schema, marked, may_be_late, to_hold
 from .inputs.inputs import Inputs, gather
 from .inputs.state import State
 from .lives.evidence import EVIDENCE, advised, in_question, with_histories, without_histories
-from .lives.lives import fold, with_queues_named
+from .lives.lives import IS_BROKEN, IS_MISPLACED, IS_UNKNOWN, fold, with_queues_named
 from .lives.plain import SortedOut, sort_out, still_open
 from .lives.verdicts import judge
 from .outputs.writing import check_apart, check_output, replacing, write_summary, write_table
@@ -296,14 +296,24 @@ def _look(lives: DataFrame, plain: SortedOut | None, books: Books, inputs: Input
         facts["events"] = (facts["events"] or 0) + plain.totals["events"]
         facts |= {name: max(filter(None, (facts[name], plain.latest_ms)), default=None) for name in ("latest_ms", "watermark_ms")}
         facts["earliest_ms"] = min(filter(None, (facts["earliest_ms"], plain.earliest_ms)), default=None)
+    events = inputs.events if inputs.all_told is None else inputs.all_told
     if facts.get("broken"):
-        msg = f"{books.outcomes}: {facts['broken']} rows have no task_id, event_id or at_ms: these are not outcome events"
+        told = f"{facts['broken']} rows have no task_id, event_id or at_ms that can be used: these are not outcome events"
+        msg = f"{books.outcomes}: {told}; {_one(events, IS_BROKEN)}"
     elif facts.get("unknown"):
-        msg = f"{books.outcomes}: {facts['unknown']} rows have an unknown outcome: a newer version may have written them"
+        told = f"{facts['unknown']} rows have an unknown outcome: a newer version may have written them"
+        msg = f"{books.outcomes}: {told}; {_one(events, IS_UNKNOWN)}"
     elif facts.get("misplaced"):
-        msg = f"{books.inventory}: {facts['misplaced']} rows have no task_id, seen_ms or known place: this is not an inventory"
+        told = f"{facts['misplaced']} rows have no task_id, seen_ms or known place: this is not an inventory"
+        msg = f"{books.inventory}: {told}; {_one(inputs.inventory, IS_MISPLACED)}"
     elif not facts.get("events") and not inputs.open_before:
         msg = f"{books.outcomes} holds no outcome events: export them first, or look at the path"
     else:
         return facts
     raise InputError(msg)
+
+
+def _one(rows: DataFrame, holds: str) -> str:
+    """Names one of the rows for which this holds."""
+    found = rows.where(holds).selectExpr("coalesce(task_id, '') AS task_id", "input_file_name() AS file").head(1)
+    return " and ".join(f"one is of task {each.task_id!r}, in {each.file}" for each in found)

@@ -120,10 +120,16 @@ BAD_INPUTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "an empty task id": (_event(task_id=""), "1 rows have no task_id, event_id or at_ms"),
     "an empty event id": (_event(event_id=""), "1 rows have no task_id, event_id or at_ms"),
     "a moment that is none": (lambda folder: (folder / "inventory" / "_taken.json").write_text("{}"), "does not say when"),
+    "a moment that never comes": (
+        lambda folder: (folder / "inventory" / "_taken.json").write_text(json.dumps({"seen_ms": 10**18})),
+        "does not say when",
+    ),
     "counts that are none": (
         lambda folder: (folder / "inventory" / "_taken.json").write_text('{"seen_ms": 1, "file": "x", "unlisted": {"q": 1e999}}'),
         "_taken.json does not say",
     ),
+    "a time that is none": (_event(at_ms=10**18), "1 rows have no task_id, event_id or at_ms"),
+    "a time that overflows": (_event(at_ms=-(2**63)), "more.jsonl"),
     "an unknown outcome": (_event(outcome="eaten"), "1 rows have an unknown outcome"),
     "a number that is none": (_event(at_ms="noon"), "is not a JSON object of redelivery"),
     "an unknown place": (

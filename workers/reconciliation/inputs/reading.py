@@ -16,6 +16,7 @@ import json
 import re
 from collections import Counter
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import reduce
 from typing import TYPE_CHECKING, Any, Final
 
@@ -165,6 +166,11 @@ GAPS: Final = "_gaps"
 #: The file in which an inventory notes when it was taken (an empty inventory has no row to say it), and how large its file is.
 TAKEN: Final = "_taken.json"
 
+#: Columns with which the job calculates; those of `_MOMENTS` are times since the epoch, up to the end of the year 9999 (`_LAST_MS`).
+_MOMENTS: Final = ("at_ms", "seen_ms", "due_ms")
+_CALCULATED: Final = (*_MOMENTS, "delay_ms", "run_ms", "delivery")
+_LAST_MS: Final = 253_402_300_799_999
+
 _FORMATS: Final = {
     ".parquet": "parquet",
     **dict.fromkeys((".jsonl", ".json", ".ndjson", ".jsonl.gz", ".json.gz", ".ndjson.gz"), "json"),
@@ -257,9 +263,10 @@ def read_taken(files: Files, uri: str, held: Iterable[File]) -> Taken:
     try:
         told = json.loads(text)
         seen_ms, sizes = int(told["seen_ms"]), {str(told["file"]): int(told["bytes"])} if "bytes" in told else {}
+        datetime.fromtimestamp(seen_ms / 1000, UTC)
         deadlines = tuple(Deadline.of(each) for each in told.get("deadlines") or ())
         unlisted = {str(queue): int(count) for queue, count in (told.get("unlisted") or {}).items()}
-    except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as exc:
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, OSError) as exc:
         msg = f"{uri}/{TAKEN} does not say when the inventory was taken ({exc}): only `redelivery inventory export` writes it"
         raise InputError(msg) from exc
     for file in held:
@@ -300,7 +307,12 @@ def _table(spark: SparkSession, name: str, uri: str, paths: list[str], schema: S
     table = reader.format(name).load(literal(uri) if uri else [literal(each) for each in paths])
     if uri and len(table._jdf.inputFiles()) != len(paths):  # noqa: SLF001 - its list in Java is not copied to Python
         return _table(spark, name, "", paths, schema)  # an export has written more files since they were listed
-    return table.selectExpr(*schema.fieldNames())
+    return table.selectExpr(*(_usable(each.name) if each.name in _CALCULATED else each.name for each in schema))
+
+
+def _usable(name: str) -> str:
+    """A number, in SQL; null if it is so large that sums and dates of it would overflow. A row without its time is refused later."""
+    return f"IF({name} BETWEEN {0 if name in _MOMENTS else -_LAST_MS} AND {_LAST_MS}, {name}, NULL) AS {name}"
 
 
 def _check_columns(spark: SparkSession, path: str, schema: StructType, required: Sequence[str], what: str) -> None:

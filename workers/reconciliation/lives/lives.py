@@ -80,12 +80,16 @@ _AGAIN: Final = STEPS.index(Outcome.REDELIVERY_SCHEDULED)
 _DEAD: Final = f"step = {STEPS.index(Outcome.DEAD_LETTERED)}"
 _IS_CLOSING: Final = one_of("step", (STEPS.index(each) for each in CLOSING))
 _IS_NOBODYS: Final = "(task_id IS NULL OR task_id = '')"
+#: Whether an event, or a row of the inventory, cannot be used, in SQL.
+IS_UNKNOWN: Final = f"{number('outcome')} < 0"
+IS_BROKEN: Final = f"({_IS_NOBODYS} OR event_id IS NULL OR event_id = '' OR at_ms IS NULL)"
+IS_MISPLACED: Final = f"({_IS_NOBODYS} OR seen_ms IS NULL OR NOT coalesce({one_of('place', PLACES)}, false))"
 _AGGREGATES: Final = {
     "events": "count_if(step IS NOT NULL)",
     **{str(outcome): f"count_if(step = {number})" for number, outcome in enumerate(STEPS)},
     "unknown": "count_if(step < 0)",
-    "broken": f"count_if(step IS NOT NULL AND ({_IS_NOBODYS} OR event_id IS NULL OR event_id = '' OR at_ms IS NULL))",
-    "misplaced": f"count_if(step IS NULL AND ({_IS_NOBODYS} OR seen_ms IS NULL OR NOT coalesce({one_of('place', PLACES)}, false)))",
+    "broken": f"count_if(step IS NOT NULL AND {IS_BROKEN})",
+    "misplaced": f"count_if(step IS NULL AND {IS_MISPLACED})",
     "first_end": f"min(CASE WHEN step >= {ENDS} THEN at END)",
     "last_open": f"max(CASE WHEN step < {ENDS} THEN at END)",
     "last": "max(at)",
