@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import subprocess
@@ -118,13 +119,33 @@ def test_a_spark_home_without_a_spark_is_named(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (2, "", f"redelivery: error: {said}\n")
 
 
-@pytest.mark.parametrize("kibibytes", [1, 20])
-def test_a_limit_on_the_size_of_files_is_named(tmp_path: Path, kibibytes: int) -> None:
-    """Spark's own words are that a task failed. A low limit stops Spark's files, a higher one the library that Java unpacks."""
-    told = Histories()
-    told.tell("a", "published")
-    told.write(tmp_path)
-    limited = ["bash", "-c", f'ulimit -f {kibibytes} && exec "$@"', "bash", *COMMAND, *arguments(tmp_path, "-q")]
+def test_a_limit_on_the_size_of_files_is_named(tmp_path: Path) -> None:
+    """Spark's own words are that a task failed."""
+    Histories().write(tmp_path)
+    limited = ["bash", "-c", 'ulimit -f 20 && exec "$@"', "bash", *COMMAND, *arguments(tmp_path, "-q")]
     done = subprocess.run(limited, env=os.environ | {"PATH": os.defpath}, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1), done.stderr
     assert "(ulimit -f)" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("code", "said"), [(errno.EFBIG, "(ulimit -f)"), (errno.EDQUOT, "disk quota"), (errno.ENOSPC, "free space")]
+)
+def test_a_disk_that_takes_no_more_says_why(code: int, said: str) -> None:
+    """The limit, the quota, or the disk itself."""
+    assert said in explain(OSError(code, os.strerror(code)))
+
+
+def test_a_temporary_folder_that_is_full_is_an_error_and_no_endless_wait(tmp_path: Path) -> None:
+    """Java could not write its port there, stayed alive, and Spark waited for it."""
+    Histories().write(tmp_path)
+    (tmp_path / "full").mkdir()
+    environment = os.environ | {"PATH": os.defpath, "TMPDIR": str(tmp_path / "full")}
+    script = 'mount -t tmpfs -o size=4k none "$TMPDIR" && exec "$@"'
+    mounted = ["unshare", "--mount", "--map-root-user", "sh", "-c", script, "sh"]
+    if subprocess.run([*mounted, "true"], env=environment, capture_output=True, check=False).returncode != 0:
+        pytest.skip("nothing can be mounted here")
+    command = [*mounted, *COMMAND, *arguments(tmp_path, "-q")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"{tmp_path}/full has no room for Spark's temporary files (No space left on device): free space" in done.stderr

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import socket
+import tempfile
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 _GIB = 2**30
+#: Bytes that the temporary folder must have room for.
+_ROOM: Final = 2**20
 
 #: Days are in UTC; folding and joining by task need one shuffle only.
 _ALWAYS = {
@@ -123,6 +126,7 @@ def _started(input_bytes: int | None, log: Path | None, archive: ClassArchive | 
     if not (Path(home) / "bin" / "spark-submit").exists():
         msg = f"SPARK_HOME names {home}, and there is no bin/spark-submit in it: unset it, or set it to the folder of a Spark"
         raise InputError(msg)
+    _check_room()
     os.environ.setdefault("SPARK_LAUNCHER_OPTS", "-XX:+UseSerialGC -XX:TieredStopAtLevel=1")
     small = input_bytes is not None and input_bytes < _SHORT
     options: dict[str, bool | float | int | str | None] = {**_LOCAL, **(_SMALL if small else _LARGE)}
@@ -134,6 +138,19 @@ def _started(input_bytes: int | None, log: Path | None, archive: ClassArchive | 
         started = builder.config(map=options).getOrCreate()
     started.sparkContext.setLogLevel("ERROR")
     return started
+
+
+def _check_room() -> None:
+    """Raise `InputError` if the temporary folder is full: Java could not write its port there, and Spark would wait without end."""
+    try:
+        with tempfile.TemporaryFile() as room:
+            room.write(bytes(_ROOM))
+    except OSError as exc:
+        msg = (
+            f"{tempfile.gettempdir()} has no room for Spark's temporary files ({exc.strerror}): free space, set TMPDIR to another "
+            "folder, or raise the limit on the size of files (ulimit -f)"
+        )
+        raise InputError(msg) from exc
 
 
 def _heap(limit: int) -> str:
