@@ -101,6 +101,10 @@ def _cut_inventory_at_a_line(folder: Path) -> None:
 BAD_INPUTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "a truncated file": (_truncated, "cut-off.parquet"),
     "a Parquet file without a byte": (_without_bytes, "nothing.parquet is not a whole Parquet file: it is empty"),
+    "a gzip without a byte": (
+        lambda folder: (folder / "outcomes" / "nothing.jsonl.gz").touch(),
+        "nothing.jsonl.gz is not a whole gzip file: it is empty",
+    ),
     "a truncated gzip": (_cut_gzip, "cut.jsonl.gz"),
     "lines that end early": (_cut_at_a_line, "it is cut off, or was changed"),
     "an inventory that ends early": (_cut_inventory_at_a_line, "inventory.jsonl has 75 bytes and was written with 1000000"),

@@ -166,7 +166,7 @@ GAPS: Final = "_gaps"
 #: The file in which an inventory notes when it was taken (an empty inventory has no row to say it), and how large its file is.
 TAKEN: Final = "_taken.json"
 
-#: Columns with which the job calculates; those of `_MOMENTS` are times since the epoch, up to the end of the year 9999 (`_LAST_MS`).
+#: Columns with which the job calculates. Those of `_MOMENTS` are times since the epoch; `_LAST_MS` is the end of the year 9999.
 _MOMENTS: Final = ("at_ms", "seen_ms", "due_ms")
 _CALCULATED: Final = (*_MOMENTS, "delay_ms", "run_ms", "delivery")
 _LAST_MS: Final = 253_402_300_799_999
@@ -208,11 +208,12 @@ def find(files: Files, uri: str, what: str) -> list[File]:
 
 
 def paths_of(found: Iterable[File]) -> list[str]:
-    """The paths of these files. Raises `InputError` if one is an empty Parquet file, which Spark would skip without an error."""
+    """The paths of these files. Raises `InputError` if a Parquet or gzip file is empty: Spark would skip it without an error."""
     paths = []
     for file in found:
-        if file.size == 0 and file.name.endswith(".parquet"):
-            msg = f"{file.path} is not a whole Parquet file: it is empty. Restore it, or move it away"
+        if file.size == 0 and file.name.endswith((".parquet", ".gz")):
+            kind = "Parquet" if file.name.endswith(".parquet") else "gzip"
+            msg = f"{file.path} is not a whole {kind} file: it is empty. Restore it, or move it away"
             raise InputError(msg)
         paths.append(file.path)
     return paths
@@ -311,7 +312,7 @@ def _table(spark: SparkSession, name: str, uri: str, paths: list[str], schema: S
 
 
 def _usable(name: str) -> str:
-    """A number, in SQL; null if it is so large that sums and dates of it would overflow. A row without its time is refused later."""
+    """A number, in SQL; null if it is so large that sums or dates would overflow. A row without its time is refused later."""
     return f"IF({name} BETWEEN {0 if name in _MOMENTS else -_LAST_MS} AND {_LAST_MS}, {name}, NULL) AS {name}"
 
 
