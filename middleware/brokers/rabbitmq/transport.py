@@ -102,8 +102,8 @@ class AmqpTransport(WithoutLeases):
         """A new open connection (kombu's). Raises `BrokerUnavailable` if nothing answers, `BrokerError` if it is refused."""
         connection = self.app.connection_for_write()
         connection.transport_options["heartbeat"] = 0  # nobody would send them while it waits, and the broker would close it
-        try:
-            connection.connect()
+        try:  # each address of a list once; a single one twice
+            connection.ensure_connection(max_retries=max(len(connection.alt) - 1, 1), reraise_as_library_errors=False)
         except OperationalError as exc:
             raise unanswered(connection.as_uri(), exc) from exc
         except connection.connection_errors as exc:

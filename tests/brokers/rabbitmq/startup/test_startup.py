@@ -128,6 +128,13 @@ def test_a_worker_whose_delay_store_is_refused_ends_with_one_line(rabbit: Rabbit
     assert "Traceback" not in worker.text
 
 
+def test_the_last_address_of_a_list_is_tried_too(rabbit: Rabbit) -> None:
+    """Nothing answers at the first two."""
+    broker = ";".join(["amqp://127.0.0.1:1//", "amqp://127.0.0.1:2//", rabbit.url])
+    with AmqpTransport.of(Celery("listed", broker=broker, set_as_current=False)).connect() as connection:
+        assert connection.port == rabbit.node.port
+
+
 def test_a_workers_line_says_what_its_broker_lacks(rabbit: Rabbit, folder: Path) -> None:
     """The line has the guarantee and each missing capability; a worker that cannot keep its settings ends with one line."""
     server: Any = rabbit
