@@ -22,12 +22,14 @@ from redelivery.middleware.brokers.rabbitmq.events import packed
 from redelivery.middleware.brokers.rabbitmq.journal import letter_look
 from redelivery.middleware.brokers.rabbitmq.names import OUTCOMES, OUTCOMES_EXCHANGE, AmqpNames
 from redelivery.middleware.brokers.rabbitmq.peek import Look, depth_of
+from redelivery.middleware.brokers.rabbitmq.publisher import Move, Publisher
 from redelivery.middleware.brokers.rabbitmq.topology import declare_outcomes
 from redelivery.middleware.brokers.rabbitmq.transport import AmqpTransport
 from redelivery.middleware.messages.events import Event, Outcome
 from redelivery.workers.brokers.rabbitmq import delay_store as amqp_delay_store
 from redelivery.workers.brokers.rabbitmq import gaps as amqp_gaps
 from redelivery.workers.brokers.rabbitmq import inventory as amqp_inventory
+from redelivery.workers.brokers.rabbitmq import letters as amqp_letters
 from redelivery.workers.brokers.rabbitmq.letters import AmqpLetterStore
 from redelivery.workers.brokers.rabbitmq.outcome_log import Listening, export_outcomes
 from tests.conformance.brokers import Place, letter
@@ -204,6 +206,21 @@ def test_letters_that_a_full_queue_refuses_stay_and_are_not_said_to_have_no_queu
     ((why, count),) = done["left"].items()
     assert (done["moved"], count, why.partition(":")[0]) == (1, 2, "its queue does not exist, or is full")
     assert len(place.ids(LETTERS)) == 2
+
+
+def test_a_broker_that_confirms_nothing_is_waited_for_once(
+    rabbit: Rabbit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An alarm begins during a redrive: the command waits once, and not once for each of the dead letters that it has moved."""
+    place, waits, wait = place_of(rabbit, tmp_path), list[float](), Move.wait
+    fill(place, 3)
+    monkeypatch.setattr(amqp_letters, "TIMEOUT", 0.5)
+    monkeypatch.setattr(Publisher, "submit", lambda _, move: move)
+    monkeypatch.setattr(Move, "wait", lambda move, seconds: waits.append(seconds) or wait(move, seconds))
+    done = place.desk().run("dlq", "redrive", LETTERS, "--all")
+    assert "the broker confirms nothing" in done.stderr
+    assert [seconds > 0 for seconds in waits] == [True, False, False]
+    assert place.ids(LETTERS) == ["0", "1", "2"]
 
 
 def test_a_letter_whose_exchange_is_gone_stays_and_the_others_go(rabbit: Rabbit, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ are those in the app's settings, because RabbitMQ lists its queues only through 
 from __future__ import annotations
 
 import functools
+import time
 from collections import defaultdict, deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
@@ -161,16 +162,19 @@ class AmqpLetterStore:
             else:
                 moves = [] if one is None else [each.move(name, functools.partial(prepare, each.target[0]), now_ms)]
             asked.append((one, fate, [publisher.submit(move) for move in moves]))
-        return [self._ended(letters, *each) for each in asked]
+        until = time.monotonic() + TIMEOUT
+        return [self._ended(letters, until, *each) for each in asked]
 
     @staticmethod
-    def _ended(letters: AmqpLetters, found: Found | None, fate: Fate | None, moves: list[Move]) -> Answer | Exception:
+    def _ended(
+        letters: AmqpLetters, until: float, found: Found | None, fate: Fate | None, moves: list[Move]
+    ) -> Answer | Exception:
         if found is None:
             return Answer.ALREADY
         if fate is not None and fate.is_in_doubt:
             return Answer.UNSURE
         for move in moves:
-            if not move.wait(TIMEOUT):
+            if not move.wait(until - time.monotonic()):
                 return BrokerError(UNCONFIRMED)
         if any(move.answer is not Answer.DONE for move in moves):
             return Answer.MISSING
