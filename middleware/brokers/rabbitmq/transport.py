@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from amqp.exceptions import IrrecoverableChannelError
+from amqp.exceptions import IrrecoverableChannelError, ResourceLocked
 from kombu.exceptions import OperationalError
 
 from redelivery.errors import BrokerError, BrokerUnavailable, ConfigurationError
@@ -133,7 +133,8 @@ class AmqpTransport(WithoutLeases):
     def attach(self, consumer: Consumer) -> None:
         """Declare what the connected consumer needs, and bind the queues that it consumes to the delay store.
 
-        Raises `ConfigurationError` if the broker refuses that: a right is missing, a name is taken, or it allows no more queues.
+        Raises `ConfigurationError` if the broker refuses that: a right is missing, a name is taken, a queue is exclusive, or it
+        allows no more queues.
         """
         self._ready.clear()
         connection = self.connect()
@@ -146,7 +147,7 @@ class AmqpTransport(WithoutLeases):
                     for queue in consumer.task_consumer.queues:
                         bind_to_delays(channel, queue.name, self.keys)
                         self._ready.add(("delay", queue.name))
-            except IrrecoverableChannelError as exc:
+            except (IrrecoverableChannelError, ResourceLocked) as exc:
                 msg = f"the broker refuses what redelivery declares: {exc}"
                 raise ConfigurationError(msg) from exc
             self._has_journal = declare_journal(made, self.keys.journal)  # last: a broker without streams may close the connection

@@ -112,16 +112,24 @@ def test_a_delay_store_that_lacks_a_part_is_declared_again(rabbit: Rabbit) -> No
         assert not declare_delays(made, names)
 
 
-@pytest.mark.parametrize(("way", "why"), [("max-queues", "queue limit in vhost"), ("taken", "inequivalent arg 'type'")])
+@pytest.mark.parametrize(
+    ("way", "why"),
+    [
+        ("max-queues", "queue limit in vhost"),
+        ("taken", "inequivalent arg 'type'"),
+        ("exclusive", "exclusive access to locked queue 'celery'"),
+    ],
+)
 def test_a_worker_whose_delay_store_is_refused_ends_with_one_line(rabbit: Rabbit, folder: Path, way: str, why: str) -> None:
-    """The broker allows fewer queues than the delay store has, or somebody has an exchange of one of its names."""
+    """The broker allows fewer queues than the delay store has, an exchange has one of its names, or the app's queue is exclusive."""
     if way == "max-queues":
         rabbit.ctl("set_vhost_limits", '{"max-queues": 10}')
-    else:
+    elif way == "taken":
         with rabbit.connection() as connection:
             connection.default_channel.exchange_declare(AmqpNames().level(3), "direct", durable=True, auto_delete=False)
     server: Any = rabbit
-    worker = Shop(server, folder).start(wait=False)
+    conf = {"task_queues": {"celery": {"exclusive": True}}} if way == "exclusive" else {}
+    worker = Shop(server, folder, conf=conf).start(wait=False)
     assert worker.process.wait(60) == 1
     assert "redelivery: error: the broker refuses what redelivery declares: " in worker.text
     assert why in worker.text
