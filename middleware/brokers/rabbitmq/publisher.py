@@ -325,6 +325,10 @@ class Publisher:
             self._confirmed()
             for number, move in sent:
                 move.is_there = number not in self._confirms.nacked and move.target not in self._returned
+        if self._confirms.nacked:
+            # A channel that a full quorum queue has refused goes on refusing if the limit is removed.
+            self._channel.close()
+            self._open_channel(self._connection)
 
     def _number_of(self, move: Move) -> int | None:
         """Publish its message; return the number of the publication, or None if the message cannot be written."""
@@ -413,13 +417,15 @@ class Publisher:
             kombu = self._connect()
             connection = kombu.connection
             connection.on_blocked, connection.on_unblocked = self._blocked, self._unblocked
-            channel = connection.channel()
-            confirms = Confirms(channel)
-            channel.events["basic_return"].add(self._on_return)
-            self._kombu, self._channel, self._confirms = kombu, channel, confirms
-            self._is_blocked = False
+            self._open_channel(connection)
+            self._kombu, self._is_blocked = kombu, False
             self._declare(connection)
         return self._kombu.connection
+
+    def _open_channel(self, connection: Any) -> None:
+        self._channel = connection.channel()
+        self._confirms = Confirms(self._channel)
+        self._channel.events["basic_return"].add(self._on_return)
 
     def _disconnect(self) -> None:
         self._was_broken = True  # queues and exchanges may be gone: they are declared again

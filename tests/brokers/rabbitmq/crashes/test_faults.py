@@ -265,6 +265,24 @@ def test_a_letter_that_its_queue_refuses_is_never_acknowledged_away(rabbit: Rabb
     assert len(here.runs(task_id)) == 1
 
 
+def test_a_letter_that_a_quorum_queue_refuses_goes_there_when_the_limit_is_removed(
+    rabbit: Rabbit, rabbit_shop: Callable[..., Shop]
+) -> None:
+    """A policy of the broker limited the dead-letter queue. RabbitMQ refuses what comes through the old channel even then."""
+    rabbit.ctl("set_policy", "full", "^DLQ", '{"max-length": 1, "overflow": "reject-publish"}')
+    with rabbit.connection() as connection:
+        channel = connection.default_channel
+        channel.queue_declare("DLQ.celery", durable=True, auto_delete=False, arguments={"x-queue-type": "quorum"})
+        channel.basic_publish(message_of(sealed(task_message("filler")), target=("", "DLQ.celery")), "", "DLQ.celery")
+        channel.basic_publish(message_of(sealed(task_message("filler")), target=("", "DLQ.celery")), "", "DLQ.celery")
+    until(lambda: rabbit.depth("DLQ.celery") == 2, what="the queue to be full")
+    here = rabbit_shop()
+    worker, task_id = here.start(), here.send("raises", "dead_letter")
+    until(lambda: "transition.unroutable" in worker.text, what="the refusal to be told")
+    rabbit.ctl("clear_policy", "full")
+    here.ended(task_id, "dead_lettered")
+
+
 def test_a_letter_that_cannot_be_routed_is_kept_and_tried_again(rabbit: Rabbit, rabbit_shop: Callable[..., Shop]) -> None:
     """The broker returns it (`mandatory`): the publisher keeps it until there is a queue, and only then reports success."""
     transport = AmqpTransport.of(rabbit_shop().app)
