@@ -208,9 +208,7 @@ def test_letters_that_a_full_queue_refuses_stay_and_are_not_said_to_have_no_queu
     assert len(place.ids(LETTERS)) == 2
 
 
-def test_a_broker_that_confirms_nothing_is_waited_for_once(
-    rabbit: Rabbit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_broker_that_confirms_nothing_is_waited_for_once(rabbit: Rabbit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An alarm begins during a redrive: the command waits once, and not once for each of the dead letters that it has moved."""
     place, waits, wait = place_of(rabbit, tmp_path), list[float](), Move.wait
     fill(place, 3)

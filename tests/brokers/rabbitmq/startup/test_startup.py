@@ -121,7 +121,7 @@ def test_a_delay_store_that_lacks_a_part_is_declared_again(rabbit: Rabbit) -> No
     ],
 )
 def test_a_worker_whose_delay_store_is_refused_ends_with_one_line(rabbit: Rabbit, folder: Path, way: str, why: str) -> None:
-    """The broker allows fewer queues than the delay store has, an exchange has one of its names, or the app's queue is exclusive."""
+    """The broker allows too few queues, somebody has an exchange of one of the names, or the app's queue is exclusive."""
     if way == "max-queues":
         rabbit.ctl("set_vhost_limits", '{"max-queues": 10}')
     elif way == "taken":
@@ -138,7 +138,7 @@ def test_a_worker_whose_delay_store_is_refused_ends_with_one_line(rabbit: Rabbit
 
 def test_the_last_address_of_a_list_is_tried_too(rabbit: Rabbit) -> None:
     """Nothing answers at the first two."""
-    broker = ";".join(["amqp://127.0.0.1:1//", "amqp://127.0.0.1:2//", rabbit.url])
+    broker = f"amqp://127.0.0.1:1//;amqp://127.0.0.1:2//;{rabbit.url}"
     with AmqpTransport.of(Celery("listed", broker=broker, set_as_current=False)).connect() as connection:
         assert connection.port == rabbit.node.port
 
