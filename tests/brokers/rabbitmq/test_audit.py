@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import json
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import amqp
 import pytest
 from structlog.testing import capture_logs
 from webhooks.rabbit_node import USER
 
+from redelivery.middleware.brokers.rabbitmq.delays import waiting
+from redelivery.middleware.brokers.rabbitmq.messages import message_of
 from redelivery.middleware.brokers.rabbitmq.names import AUDIT, OUTCOMES
-from redelivery.middleware.brokers.rabbitmq.topology import AUDIT_BYTES, declare_audit
+from redelivery.middleware.brokers.rabbitmq.topology import AUDIT_BYTES, declare_audit, declare_delays
+from redelivery.middleware.messages.steps import sealed
 from redelivery.workers.brokers.broker import broker_of, needed
-from redelivery.workers.brokers.rabbitmq import audit
+from redelivery.workers.brokers.rabbitmq import audit, delay_store
 from redelivery.workers.export.tables import read_lines
 from redelivery.workers.operations.runs.audit import Act, Acted, acted
 from redelivery.workers.operations.runs.audit_export import export_audit
 from tests.conformance.brokers import Place, letter
-from tests.support.desk import LETTERS, task_message
+from tests.support.desk import LETTERS, QUEUE, task_message
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -222,6 +225,27 @@ def test_during_an_alarm_nothing_is_begun_that_cannot_be_recorded(
     assert desk.json("outcomes", "export", "--to", str(folder / "out"))["audit"]["records"] == 1
     private_rabbit.node.evaluate("rabbit_alarm:clear_alarm({resource_limit, memory, node()}).")
     assert place.ids(LETTERS) == ["task-0"]
+
+
+def test_during_an_alarm_no_delayed_message_is_changed(
+    private_rabbit: Rabbit, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker would carry out later what is sent to it now, although the message was given back: there would be two."""
+    monkeypatch.setattr(delay_store, "TIMEOUT", 0.5)
+    monkeypatch.setattr(delay_store, "carry_out", lambda *_: pytest.fail("the message was published"))
+    desk = Place("rabbit-classic", private_rabbit, folder).desk()
+    transport = cast("Any", desk.transport)
+    waits = waiting(transport.keys, QUEUE, sealed(task_message("task-0")), 3_600_000)
+    assert waits is not None
+    with private_rabbit.connection() as connection:
+        declare_delays(connection.connection, transport.keys)
+        connection.default_channel.basic_publish(message_of(waits.message, target=waits.target), *waits.target)
+    private_rabbit.node.evaluate("rabbit_alarm:set_alarm({{resource_limit, memory, node()}, []}).")
+    for change in (("promote",), ("reschedule", "--in", "2h"), ("cancel",)):
+        done = desk.run("delayed", *change, "task-0")
+        assert done.exit_code != 0
+        assert "does it have a memory or disk alarm" in done.stderr
+    assert desk.json("delayed", "list")["totals"] == {QUEUE: 1}
 
 
 def test_what_strangers_write_holds_nothing_up(desk: Desk, store: AuditStore, folder: Path, rabbit: Rabbit) -> None:

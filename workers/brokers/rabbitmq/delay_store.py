@@ -19,6 +19,9 @@ from collections import Counter
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+import amqp
+
+from redelivery.errors import BrokerUnavailable
 from redelivery.middleware.brokers.rabbitmq.delays import waiting
 from redelivery.middleware.brokers.rabbitmq.names import BITS, address
 from redelivery.middleware.brokers.rabbitmq.peek import MAX_HELD, Look, depth_of
@@ -26,7 +29,7 @@ from redelivery.middleware.ports import Answer
 
 from ...letters import Contents
 from ...ports import Delayed, Glance
-from .letters import carry_out
+from .letters import UNCONFIRMED, carry_out
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -41,6 +44,8 @@ if TYPE_CHECKING:
 BEFORE_ADDRESS = 2 * BITS
 #: The most messages that one glance takes: half a second on an idle machine.
 GLANCED = 500
+#: Seconds that the broker may take to confirm a message.
+TIMEOUT = 30.0
 
 
 class AmqpDelayStore:
@@ -135,6 +140,7 @@ class AmqpDelayStore:
         """Remove one message from its level, for good or to `target`; `ALREADY` if it no longer waits."""
         bit, _, digest = ident.partition(":")
         with self._transport.connect() as connection:
+            _require_publications(connection)
             for level in reversed(range(int(bit) + 1)):
                 if not depth_of(connection, self._names.level(level)):
                     continue
@@ -147,6 +153,18 @@ class AmqpDelayStore:
                             look.take(found)
                         return answer
         return Answer.ALREADY
+
+
+def _require_publications(connection: Connection) -> None:
+    """Publish a message to no queue. Raises `BrokerUnavailable` if the broker has an alarm.
+
+    During an alarm, RabbitMQ carries out later what is sent now: after the message was given back to its level.
+    """
+    try:
+        connection.connection.channel().basic_publish_confirm(amqp.Message(b"."), confirm_timeout=TIMEOUT)
+    except TimeoutError as exc:
+        connection.collect(socket_timeout=1.0)  # a broker that does not read does not answer a close, either
+        raise BrokerUnavailable(UNCONFIRMED) from exc
 
 
 def _once(every: Iterable[Delayed]) -> list[Delayed]:
