@@ -214,7 +214,12 @@ def test_a_broker_that_confirms_nothing_is_waited_for_once(rabbit: Rabbit, tmp_p
     fill(place, 3)
     monkeypatch.setattr(amqp_letters, "TIMEOUT", 0.5)
     monkeypatch.setattr(Publisher, "submit", lambda _, move: move)
-    monkeypatch.setattr(Move, "wait", lambda move, seconds: waits.append(seconds) or wait(move, seconds))
+
+    def waited(move: Move, seconds: float) -> bool:
+        waits.append(seconds)
+        return wait(move, seconds)
+
+    monkeypatch.setattr(Move, "wait", waited)
     done = place.desk().run("dlq", "redrive", LETTERS, "--all")
     assert "the broker confirms nothing" in done.stderr
     assert [seconds > 0 for seconds in waits] == [True, False, False]

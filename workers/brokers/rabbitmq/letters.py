@@ -166,9 +166,7 @@ class AmqpLetterStore:
         return [self._ended(letters, until, *each) for each in asked]
 
     @staticmethod
-    def _ended(
-        letters: AmqpLetters, until: float, found: Found | None, fate: Fate | None, moves: list[Move]
-    ) -> Answer | Exception:
+    def _ended(letters: AmqpLetters, until: float, found: Found | None, fate: Fate | None, moves: list[Move]) -> Answer | Exception:
         if found is None:
             return Answer.ALREADY
         if fate is not None and fate.is_in_doubt:
