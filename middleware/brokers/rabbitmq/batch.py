@@ -20,11 +20,10 @@ from amqp.method_framing import frame_writer
 from amqp.serialization import dumps
 from kombu.exceptions import OperationalError
 
-from ...logs import log
 from ...messages.events import Numbering
 from ...messages.publication import Batch
 from .confirms import Confirms
-from .events import packed
+from .events import packed, tell_refused
 from .messages import PERSISTENT
 from .publisher import UNWRITABLE
 
@@ -138,8 +137,7 @@ class Together:
                 each.is_published = number not in confirms.open and number not in confirms.nacked
         if at_log in confirms.nacked:
             confirms.nacked.remove(at_log)
-            why = f"the outcome log {self._names.outcomes} takes no events: does a policy of the broker limit its length?"
-            log.error("publish.not_recorded", count=events, why=why)
+            tell_refused(events, self._names.outcomes)
         if confirms.nacked:
             msg = f"the broker refused {len(confirms.nacked)} of {len(left)} messages"
             raise MessageNacked(msg)

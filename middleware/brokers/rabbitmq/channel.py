@@ -19,6 +19,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 import amqp
+from amqp.exceptions import MessageNacked
 from kombu.transport import pyamqp
 
 from redelivery.display import safe
@@ -33,7 +34,7 @@ from .batch import Together
 from .consuming.acks import Settled, frames
 from .consuming.reading import ReadingAhead
 from .consuming.window import Windowed
-from .events import packed
+from .events import packed, tell_refused
 from .messages import PERSISTENT
 from .names import AmqpNames
 from .properties import frame_handler
@@ -185,6 +186,9 @@ class Channel(Windowed):
         message = amqp.Message(body, content_type="application/json", delivery_mode=PERSISTENT)
         try:
             publish(message, NAMES.outcomes_exchange, NAMES.outcomes)
+        except MessageNacked:  # the caller would publish the task again
+            numbers.begin_anew()
+            tell_refused(1, NAMES.outcomes)
         except BaseException:
             numbers.begin_anew()
             raise

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from redelivery.errors import EnvelopeError
 
+from ...logs import log
 from ...messages.events import ENTRY, Event
 
 if TYPE_CHECKING:
@@ -26,6 +27,12 @@ _ID: Final = re.compile(r"\d{1,15}-[\w.-]{1,100}", re.ASCII)
 def packed(numbered: Iterable[tuple[str, Event]]) -> bytes:
     """The body of a message that holds these events, each with its id."""
     return json.dumps([_table(event_id, event) for event_id, event in numbered], separators=(",", ":")).encode()
+
+
+def tell_refused(count: int, log_name: str) -> None:
+    """Log that the outcome log has refused so many events of tasks that are published."""
+    why = f"the outcome log {log_name} takes no events: does a policy of the broker limit its length?"
+    log.error("publish.not_recorded", count=count, why=why)
 
 
 def events_of(body: bytes | str) -> list[Event]:

@@ -53,6 +53,12 @@ class Producer:
         made = group([self.pack.s(number) for number in range(count)], app=self.app).apply_async(**options)
         return [str(each.id) for each in made.results]
 
+    def limit_log(self) -> None:
+        """Make the outcome log, so that it takes one message and refuses the others."""
+        with self.rabbit.connection() as connection:
+            arguments = {"x-max-length": 1, "x-overflow": "reject-publish"}
+            connection.default_channel.queue_declare(OUTCOMES, durable=True, auto_delete=False, arguments=arguments)
+
     def taken(self, queue: str = QUEUE) -> list[dict[str, Any]]:
         """The headers of all messages of a queue, the oldest first; the messages are removed."""
         found = []
@@ -166,9 +172,7 @@ def test_a_mandatory_message_that_reaches_no_queue_fails_its_own_call(producer: 
 
 def test_tasks_that_the_outcome_log_refuses_to_record_are_published_as_one_by_one(producer: Producer) -> None:
     """The caller gets no error, because it would publish them again; a log line says that they are not recorded."""
-    with producer.rabbit.connection() as connection:
-        arguments = {"x-max-length": 1, "x-overflow": "reject-publish"}
-        connection.default_channel.queue_declare(OUTCOMES, durable=True, auto_delete=False, arguments=arguments)
+    producer.limit_log()
     ids = [*producer.group(1), producer.pack.apply_async((), retry=False).id]
     with capture_logs() as lines, producer.install.publishing() as block:
         ids += [producer.pack.apply_async((), retry=False).id for _ in range(3)]
@@ -178,6 +182,17 @@ def test_tasks_that_the_outcome_log_refuses_to_record_are_published_as_one_by_on
     assert {each["id"] for each in producer.taken()} == set(ids)
     assert producer.rabbit.depth(OUTCOMES) == 1
     assert [(each["event"], each["count"]) for each in lines] == [("publish.not_recorded", 3)]
+
+
+def test_a_confirmed_task_that_the_outcome_log_refuses_to_record_is_published(producer: Producer) -> None:
+    """With `confirm_publish` as in a batch."""
+    producer.limit_log()
+    producer.app.conf.broker_transport_options = {"confirm_publish": True}
+    with capture_logs() as lines:
+        ids = [producer.pack.apply_async((), retry=False).id for _ in range(3)]
+    assert [each["id"] for each in producer.taken()] == ids
+    assert [(each["event"], each["count"]) for each in lines] == [("publish.not_recorded", 1)] * 2
+    assert producer.rabbit.depth(OUTCOMES) == 1
 
 
 def test_an_exchange_that_is_missing_is_said_and_the_next_batch_has_a_channel(producer: Producer) -> None:
