@@ -70,6 +70,7 @@ NO_STEP = {
     "workers/brokers/rabbitmq/audit.py:_read": "reading a stream takes nothing out of it",
     "workers/brokers/rabbitmq/audit.py:_catch_up": "the reader's own prefetch window, which goes with its channel",
     "workers/brokers/rabbitmq/checkup.py:_alarm": "a queue of its own, that goes with its connection",
+    "workers/brokers/rabbitmq/delay_store.py:_require_publications": "a question: it reaches no queue",
 }
 
 
