@@ -340,8 +340,13 @@ def test_a_task_that_is_loaded_into_a_running_worker_is_redelivered_and_dies(sho
     """`pool_restart` imports a module: its tasks have the same guarantees as those that were there at the start."""
     here = shop(conf={"worker_pool_restarts": True})
     here.start(pool=pool, concurrency=1)
-    ask = here.app.control.inspect(timeout=30, limit=1)
-    (before,) = ask.stats().values()
+    ask = here.app.control.inspect(timeout=2, limit=1)
+
+    def processes() -> Any:
+        """Those of the pool; a worker answers when it listens."""
+        return until(lambda: [each["pool"].get("processes") for each in (ask.stats() or {}).values()], what="an answer")
+
+    before = processes()
     (here.folder / "loaded.py").write_text(
         "from tests.support.shop import app\n"
         '@app.task(name="tests.support.shop.loaded")\n'
@@ -351,7 +356,7 @@ def test_a_task_that_is_loaded_into_a_running_worker_is_redelivered_and_dies(sho
     (answer,) = here.app.control.broadcast("pool_restart", arguments={"modules": ["loaded"]}, reply=True, timeout=30, limit=1)
     assert list(answer.values()) == [{"ok": "reload started"}]
     if pool == "prefork":  # the old process does not know the task
-        until(lambda: next(iter(ask.stats().values()))["pool"]["processes"] != before["pool"]["processes"], what="a new process")
+        until(lambda: processes() != before, what="a new process")
     task_id = here.send("loaded")
     assert here.ended(task_id, "dead_lettered").reason == "exhausted"
     assert here.outcomes_of(task_id) == ["published", "redelivery_scheduled", "redelivery_scheduled", "dead_lettered"]
