@@ -16,7 +16,7 @@ from .countdown import FromNow
 def install_creation(amqp: Any) -> None:
     """From here on, this app's messages are made so; a second call changes nothing."""
     make = amqp.create_task_message
-    if getattr(make, "is_redeliverys", False):
+    if getattr(make, "is_ours", False):
         return
 
     @functools.wraps(make)
@@ -45,5 +45,5 @@ def install_creation(amqp: Any) -> None:
                     message.headers[header] = FromNow.of(text, float(said))
         return message
 
-    create_task_message.is_redeliverys = True  # type: ignore[attr-defined]
+    create_task_message.is_ours = True  # type: ignore[attr-defined]
     amqp.create_task_message = create_task_message

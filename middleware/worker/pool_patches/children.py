@@ -45,7 +45,7 @@ def mend(pool: Any, hub: Any) -> Callable[[], None]:
     if has(inner, TO_ASK) and inner._event_process_exit.__module__ != __name__:  # noqa: SLF001 - Celery's
         inner._event_process_exit = _asking_again(inner, inner._event_process_exit)  # noqa: SLF001
     if has(inner, TO_WRITE) and inner._create_write_handlers.__module__ != __name__:  # noqa: SLF001
-        inner._create_write_handlers = _writing_at_once(pool, inner, inner._create_write_handlers)  # noqa: SLF001
+        inner._create_write_handlers = _writing_at_once(inner, inner._create_write_handlers)  # noqa: SLF001
     return partial(_feed, pool, hub)
 
 
@@ -86,7 +86,7 @@ def _asking_again(pool: Any, exited: Callable[[Any, Any], None]) -> Callable[[An
     return event_process_exit
 
 
-def _writing_at_once(pool: Any, inner: Any, create: Callable[[Any], None]) -> Callable[[Any], None]:
+def _writing_at_once(inner: Any, create: Callable[[Any], None]) -> Callable[[Any], None]:
     """The function that Celery calls to make what writes tasks to children; the loop calls `on_poll_start` before each turn."""
     from celery.concurrency.asynpool import SCHED_STRATEGY_FAIR as FAIR  # noqa: PLC0415 - pools of other kinds need it not
 
@@ -95,7 +95,7 @@ def _writing_at_once(pool: Any, inner: Any, create: Callable[[Any], None]) -> Ca
         ask_loop, children, busy = inner.on_poll_start, inner._all_inqueues, inner._busy_workers  # noqa: SLF001 - Celery's
 
         def on_poll_start() -> None:
-            _feed(pool, hub)
+            _write(inner, hub)
             is_waiting = inner.outbound_buffer and (inner.sched_strategy != FAIR or len(busy) < len(children))
             if is_waiting or not children.isdisjoint(hub.writers):
                 ask_loop()
@@ -107,7 +107,13 @@ def _writing_at_once(pool: Any, inner: Any, create: Callable[[Any], None]) -> Ca
 
 def _feed(pool: Any, hub: Any) -> None:
     inner: Any = getattr(pool, "_pool", None)
-    if has(inner, TO_FEED) and inner.outbound_buffer:
+    if has(inner, TO_FEED):
+        _write(inner, hub)
+
+
+def _write(inner: Any, hub: Any) -> None:
+    """Give the tasks that wait to the idle children."""
+    if inner.outbound_buffer:
         idle = inner._all_inqueues - inner._active_writes - inner._busy_workers  # noqa: SLF001 - Celery's
         if idle:
             with suppress(OSError):  # that child is gone: Celery gives its task to another one when it has noticed

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from redelivery.errors import InputError
 from redelivery.workers.reconciliation.job import reconcile
 from redelivery.workers.reconciliation.spark.files import Files
 from tests.support.books.spark_session import NOON, Histories, rows, spark, write_lines
@@ -30,6 +31,15 @@ def test_what_lies_beside_an_output_is_known_by_its_whole_name(spark: SparkSessi
     files = Files(spark)
     assert files.beginning(files.absolute(str(folder)), f".{name}.new-") == [f".{name}.new-1", f".{name}.new-2"]
     assert files.beginning(str(tmp_path / "nowhere"), f".{name}.new-") == []
+
+
+def test_a_folder_that_the_disk_does_not_rename_is_neither_copied_nor_deleted(spark: SparkSession, tmp_path: Path) -> None:
+    """Hadoop would do both: a mount point would be empty then, and a folder would be put into the one that is in its place."""
+    for name in ("new", "books"):
+        (tmp_path / name / name).mkdir(parents=True)
+    with pytest.raises(InputError, match="/new could not be renamed: Directory not empty"):
+        Files(spark).rename(str(tmp_path / "new"), str(tmp_path / "books"))
+    assert [each.name for name in ("new", "books") for each in (tmp_path / name).iterdir()] == ["new", "books"]
 
 
 @pytest.mark.full

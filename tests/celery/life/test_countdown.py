@@ -134,5 +134,5 @@ def test_messages_of_other_apps_and_of_other_brokers_are_as_celery_makes_them() 
             [raw] = [connection.default_channel._get("celery")]
             eta, expires = (datetime.fromisoformat(raw["headers"][name]) for name in ("eta", "expires"))
             assert (expires - eta).total_seconds() == pytest.approx(1800, abs=1)
-    assert not hasattr(other.amqp.create_task_message, "is_redeliverys")
-    assert hasattr(ours.amqp.create_task_message, "is_redeliverys")
+    assert not hasattr(other.amqp.create_task_message, "is_ours")
+    assert hasattr(ours.amqp.create_task_message, "is_ours")

@@ -221,7 +221,7 @@ def softly(here: Floor, pool: str) -> list[int]:
     try:
         until(lambda: any(words in worker.text for words in OVER) or worker.process.poll() is not None, what="its end")
     except AssertionError as exc:
-        exc.add_note(worker.text[-4000:])  # a plain worker did not end, once in 150 times
+        exc.add_note(worker.text[-4000:])  # a plain worker has its log nowhere else
         raise
     if pool != "prefork":
         here.open("soft-long")
