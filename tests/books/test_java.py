@@ -14,7 +14,7 @@ import pytest
 from redelivery.errors import InputError
 from redelivery.workers.reconciliation.spark.java import ensure_java
 from redelivery.workers.reconciliation.spark.session import explain
-from tests.support.books.books_command import COMMAND, arguments
+from tests.support.books.books_command import COMMAND, arguments, run_mounted
 from tests.support.books.spark_session import Histories
 
 if TYPE_CHECKING:
@@ -140,12 +140,6 @@ def test_a_temporary_folder_that_is_full_is_an_error_and_no_endless_wait(tmp_pat
     """Java could not write its port there, stayed alive, and Spark waited for it."""
     Histories().write(tmp_path)
     (tmp_path / "full").mkdir()
-    environment = os.environ | {"PATH": os.defpath, "TMPDIR": str(tmp_path / "full")}
-    script = 'mount -t tmpfs -o size=4k none "$TMPDIR" && exec "$@"'
-    mounted = ["unshare", "--mount", "--map-root-user", "sh", "-c", script, "sh"]
-    if subprocess.run([*mounted, "true"], env=environment, capture_output=True, check=False).returncode != 0:
-        pytest.skip("nothing can be mounted here")
-    command = [*mounted, *COMMAND, *arguments(tmp_path, "-q")]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
+    done = run_mounted('mount -t tmpfs -o size=4k none full && export TMPDIR="$PWD/full"', tmp_path, "-q")
     assert (done.returncode, done.stdout) == (2, "")
     assert f"{tmp_path}/full has no room for Spark's temporary files (No space left on device): free space" in done.stderr

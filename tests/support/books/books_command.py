@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from typing import TYPE_CHECKING
 
@@ -17,7 +19,7 @@ from tests.support.books.spark_session import Histories
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["COMMAND", "SUCCEEDED", "arguments", "run", "told"]
+__all__ = ["COMMAND", "SUCCEEDED", "arguments", "run", "run_mounted", "told"]
 
 COMMAND = [sys.executable, "-m", "redelivery.workers.cli.reconcile"]
 SUCCEEDED = ("succeeded", {"delivery": 1, "attempt": 1})
@@ -37,6 +39,16 @@ def arguments(folder: Path, *more: str, **places: str) -> list[str]:
     """The command's arguments."""
     named = {name: str(folder / name) for name in ("outcomes", "inventory")} | {"output": str(folder / "books")} | places
     return [*(word for name, place in named.items() for word in (f"--{name}", place)), *more]
+
+
+def run_mounted(mount: str, folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    """Run the command in a folder where this has been mounted, for it alone. In CI, it is a failure if nothing can be mounted."""
+    mounted = ["unshare", "--mount", "--map-root-user", "sh", "-c", f'{mount} && "$@"', "sh"]
+    environment = os.environ | {"PATH": os.defpath}
+    if subprocess.run([*mounted, "true"], cwd=folder, env=environment, capture_output=True, check=False).returncode != 0:
+        (pytest.fail if os.environ.get("CI") else pytest.skip)("nothing can be mounted here")
+    command = [*mounted, *COMMAND, *arguments(folder, *more)]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=120)
 
 
 def run(folder: Path, *more: str, **places: str) -> Result:
