@@ -62,7 +62,7 @@ def install_batches(app: Celery) -> None:
             connection = _template(app) if producer is None else producer.connection
             most = _batch_of(app, connection)
             if most:
-                return _Together(Collecting(functools.partial(acquire, producer), most, most), connection)
+                return _Together(Collecting(functools.partial(acquire, producer), most, most, ahead=True), connection)
         return acquire(producer)
 
     producer_or_acquire.unbatched = acquire  # type: ignore[attr-defined]
@@ -93,10 +93,15 @@ class Collecting:
     """The messages that have been collected, for one thread.
 
     `acquire` returns the producer that publishes them. They are published when there are `most`, in batches of `batch` messages.
+    With `ahead`, they are only sent then, and the broker's answer is awaited when the next ones are sent, or at the end.
     """
 
-    def __init__(self, acquire: Callable[[], AbstractContextManager[Producer]], most: int, batch: int) -> None:
-        self._acquire, self._most, self._batch = acquire, most, max(batch, 1)
+    def __init__(
+        self, acquire: Callable[[], AbstractContextManager[Producer]], most: int, batch: int, *, ahead: bool = False
+    ) -> None:
+        self._acquire, self._most, self._batch, self._ahead = acquire, most, max(batch, 1), ahead
+        #: The batch that is sent and not answered, with the policy of its messages.
+        self._sent: tuple[Batch, dict[str, Any] | None] | None = None
         self._line: list[Publication] = []
         self._bytes, self._since = 0, 0.0
         self._policy: dict[str, Any] | None = None
@@ -110,14 +115,14 @@ class Collecting:
     def add(self, publication: Publication, policy: dict[str, Any] | None) -> None:
         """Collect one more; `policy` says how it is tried again, None that it is not tried again. Raises what `flush` raises."""
         if self._line and (policy != self._policy or self._bytes + publication.size > MAX_BYTES or publication.is_alone):
-            self.flush(publication)
+            self.flush(publication, ahead=self._ahead)
         now = time.monotonic()
         if not self._line:
             self._since, self._policy = now, policy
         self._line.append(publication)
         self._bytes += publication.size
         if len(self._line) >= self._most or self._bytes >= MAX_BYTES or now - self._since >= MAX_WAIT or publication.is_alone:
-            self.flush()
+            self.flush(ahead=self._ahead)
 
     def producer(self) -> Producer:
         """A real producer, for callers that need its channel. It is held until `let_go`."""
@@ -125,23 +130,39 @@ class Collecting:
             self._producer = self._held.enter_context(self._acquire())
         return self._producer
 
-    def flush(self, *behind: Publication) -> None:
+    def flush(self, *behind: Publication, ahead: bool = False) -> None:
         """Publish the collected messages. Raises what publishing raises; unpublished messages are then dropped, and logged.
 
-        `behind` is a message that is not collected yet. It is not published here, but if this fails, its call fails too.
+        `behind` is a message that is not collected yet. It is not published here, but if this fails, its call fails too. With
+        `ahead`, the last batch is sent, and its answer is not awaited.
         """
         line, self._line, self._bytes = self._line, [], 0
         try:
             self.is_busy = True
             for at in range(0, len(line), self._batch):
-                _publish(self.producer(), Batch(line[at : at + self._batch]), self._policy)
+                self._settle()
+                batch = Batch(line[at : at + self._batch])
+                _publish(self.producer(), batch, self._policy, ahead=True)
+                self._sent = batch, self._policy
+            if not ahead:
+                self._settle()
         except BaseException as exc:
-            self._name([*line, *behind], exc)
+            sent, self._sent = self._sent, None
+            before = [] if sent is None else sent[0].publications
+            self._name(list(dict.fromkeys([*before, *line, *behind])), exc)
             self.let_go(exc)
             raise
         finally:
             self.is_busy = False
         self.let_go(None)
+
+    def _settle(self) -> None:
+        """Wait until the batch that was sent is published."""
+        if self._sent is not None:
+            batch, policy = self._sent
+            if batch.left:
+                _publish(self.producer(), batch, policy)
+            self._sent = None
 
     def let_go(self, exc: BaseException | None) -> None:
         """Give the producer back, if it is held; a connection on which there was an error is replaced."""
@@ -171,15 +192,19 @@ class Collecting:
         log.error("publish.failed", messages=count, not_published=len(left), task_ids=named, error=f"{type(exc).__name__}: {exc}")
 
 
-def _publish(producer: Producer, batch: Batch, policy: dict[str, Any] | None) -> None:
-    """Publish a batch, with retries as its policy says; messages that are known to be published are not sent again."""
+def _publish(producer: Producer, batch: Batch, policy: dict[str, Any] | None, *, ahead: bool = False) -> None:
+    """Publish a batch, with retries as its policy says; messages that are known to be published are not sent again.
+
+    With `ahead`, it is only sent, if the channel can do that: a second call waits until it is published.
+    """
     connection: Any = producer.connection
 
     def send() -> None:
         for entity in batch.entities:
             producer.maybe_declare(entity)
         channel: Any = producer.channel
-        channel.publish_together(batch)
+        publish = getattr(channel, "send_together", None) if ahead else None
+        (publish or channel.publish_together)(batch)
 
     with connection._reraise_as_library_errors():  # noqa: SLF001 - as Celery does around each publication
         if policy is None:

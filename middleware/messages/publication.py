@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 #: About how many bytes the headers and properties of an ordinary message take, beside its body; and a value, beside its text.
 OVERHEAD, EACH = 1024, 8
@@ -85,10 +85,14 @@ def _copied(header: Any) -> tuple[Any, int, bool]:
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """Publications that are sent together, in their order. `stamp` identifies the batch for the broker if it is sent again."""
+    """Publications that are sent together, in their order. `stamp` identifies the batch for the broker if it is sent again.
+
+    `are_published` waits for the broker's answer, while the batch is sent and not answered; false if they must go one by one.
+    """
 
     publications: list[Publication]
     stamp: Any = None
+    are_published: Callable[[], bool] | None = None
 
     @property
     def left(self) -> list[Publication]:

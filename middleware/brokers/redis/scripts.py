@@ -6,19 +6,19 @@ A script's text is the shared pieces that its line `-- uses:` names, and then it
 from __future__ import annotations
 
 from contextlib import suppress
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from hashlib import sha1
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from redis.exceptions import NoScriptError, ResponseError
+from redis.exceptions import ConnectionError, NoScriptError, RedisError, ResponseError, TimeoutError  # noqa: A004 - redis-py's
 
 from redelivery.lazily import cached_property
 
 from ...ports import Answer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from redis import Redis
 
@@ -91,6 +91,46 @@ class Script:
         except NoScriptError:
             client.script_load(self.text)
             return _answer(client, packed(self.sha, keys, args), replicas, self._word)
+
+    def begin(self, client: Redis, keys: Sequence[str], args: Sequence[Any]) -> Callable[[], Any]:
+        """Send the call; the returned function reads the answer, and must be called. For scripts that do a repeated call once.
+
+        It raises whatever redis-py raises. If the answer does not come, the call is repeated.
+        """
+        again = partial(self, client, keys, args)
+        if getattr(client, "replicas", None) is not None:
+            return again
+        pool = client.connection_pool
+        connection = pool.get_connection()
+        try:
+            connection.send_packed_command([self._word + packed(self.sha, keys, args)])
+        except BaseException as exc:
+            connection.disconnect()
+            pool.release(connection)
+            if isinstance(exc, RedisError):
+                return again
+            raise
+
+        def answer() -> Any:
+            try:
+                if self._word:
+                    with suppress(ResponseError):
+                        connection.read_response()
+                return connection.read_response()
+            except NoScriptError:
+                pass
+            except (ConnectionError, TimeoutError):
+                connection.disconnect()
+            except ResponseError:
+                raise
+            except BaseException:
+                connection.disconnect()  # its answer may still come
+                raise
+            finally:
+                pool.release(connection)
+            return again()
+
+        return answer
 
     def many(self, client: Redis, calls: Iterable[tuple[Sequence[str], Sequence[Any]]]) -> list[Any]:
         """Run it for each of these keys and arguments, in one round trip; each has its answer, or its error as an exception."""

@@ -19,6 +19,8 @@ from ....messages.ttl import PUBLISHED, is_dated
 from ..scripts import Script, text_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from redis import Redis
 
     from ....messages.events import Event
@@ -86,8 +88,11 @@ class Gathering:
         """The index of a list among the script's keys."""
         return self._names.setdefault(list_name, len(self._names) + 3)
 
-    def publish(self, client: Redis, batch: Batch) -> bool:
-        """Publish all; False if a queue has no room for all of its messages. Raises whatever redis-py raises."""
+    def send(self, client: Redis, batch: Batch) -> Callable[[], bool]:
+        """Send all. The returned function waits until they are published; False if a queue has no room for all of its messages.
+
+        Both raise whatever redis-py raises.
+        """
         if batch.stamp is None:
             batch.stamp = _STAMPS.take()
         token, number = batch.stamp
@@ -95,10 +100,15 @@ class Gathering:
         forms = [value.encode("utf-8", "replace") for form in self._forms for value in form]
         names = [self._keys.outcomes, self._keys.published(token), *map(self._keys.list, self._names)]
         args = [number, REMEMBERED, len(self._forms), len(rules), *forms, *rules, *self._messages]
-        answer = text_of(_PUBLISH_BATCH(client, names, args))
-        _STAMPS.give_back(batch.stamp)
-        batch.stamp = None
-        return answer != "full"
+        answer = _PUBLISH_BATCH.begin(client, names, args)
+
+        def are_published() -> bool:
+            text = text_of(answer())
+            _STAMPS.give_back((token, number))
+            batch.stamp = None
+            return text != "full"
+
+        return are_published
 
     def _rule(self, queue: str, most: int | None, expires: Any) -> str:
         lists = " ".join(str(self._place(name)) for name in self._keys.list_names(queue))

@@ -107,22 +107,37 @@ class Publishing:
 
         Raises what `basic_publish` raises; with one by one, the messages before the refused one are published.
         """
+        if batch.are_published is None:
+            self.send_together(batch)
+        are_published, batch.are_published = batch.are_published, None
+        if are_published is None:
+            return
+        if not are_published():
+            self._publish_each(batch)
+            return
+        for each in batch.left:
+            each.is_published = True
+        _CLOCK.look(*self._publisher())
+
+    def send_together(self: Any, batch: Batch) -> None:
+        """Send the rest of a batch to the server; `publish_together` then waits for its answer. Raises what that raises."""
         left = batch.left
-        if len(left) > 1:
-            client, keys = self._publisher()
-            self._gathering = gathering = Gathering(keys)
-            try:
-                for each in left:
-                    gathered = len(gathering)
-                    self.basic_publish(each.message(self), **each.how)
-                    each.is_published = len(gathering) == gathered  # kombu has sent it already (a fanout)
-            finally:
-                self._gathering = None
-            if not len(gathering) or gathering.publish(client, batch):
-                for each in left:
-                    each.is_published = True
-                _CLOCK.look(client, keys)
-                return
+        if len(left) <= 1:
+            self._publish_each(batch)
+            return
+        client, keys = self._publisher()
+        self._gathering = gathering = Gathering(keys)
+        try:
+            for each in left:
+                gathered = len(gathering)
+                self.basic_publish(each.message(self), **each.how)
+                each.is_published = len(gathering) == gathered  # kombu has sent it already (a fanout)
+        finally:
+            self._gathering = None
+        if len(gathering):
+            batch.are_published = gathering.send(client, batch)
+
+    def _publish_each(self: Any, batch: Batch) -> None:
         for each in batch.left:
             self.basic_publish(each.message(self), **each.how)
             each.is_published = True
