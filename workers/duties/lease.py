@@ -1,7 +1,7 @@
 """The lease: how a living worker shows that it lives, and how a dead one is found.
 
 One native thread in each worker, because a task on a solo pool blocks every timer of the event loop. It renews this worker's lease
-once a second, and every two seconds in a fleet of more than `SMALL` workers. Two workers of a fleet watch the leases of all: if
+once a second, less often in a larger fleet (`pace`). Two workers of a fleet watch the leases of all: if
 every worker did, the load on the broker would grow with the square of the fleet. The two watchers renew once a second in any fleet.
 A watcher that does not renew its watch for three seconds is replaced, and its successor restarts the watch.
 
@@ -29,14 +29,19 @@ if TYPE_CHECKING:
     from redelivery.middleware.brokers.redis.leases import Renewal
     from redelivery.middleware.runtime import Runtime
 
-#: Seconds between two renewals; a lease below 8 s is renewed eight times in its life. In a larger fleet, half as often.
+#: Seconds between two renewals; a lease below 8 s is renewed eight times in its life.
 EVERY = 1.0
-#: Workers of a small fleet.
-SMALL = 8
+#: In a fleet of more than so many workers, a pause is two times as long, or three times.
+MEDIUM, LARGE = 8, 32
 #: A watcher is replaced when it has not renewed for so many renewals.
 WATCH = 3
 #: Plain workers' sweeps are kept away from held messages for this long, and this is refreshed so often (seconds).
 HELD_FOR, REFRESH_EVERY = 86_400.0, 3_600.0
+
+
+def pace(workers: int) -> int:
+    """How many times `EVERY` a worker waits between two renewals, in a fleet of so many."""
+    return 1 + (workers > MEDIUM) + (workers > LARGE)
 
 
 class Lease(Duty):
@@ -83,7 +88,7 @@ class Lease(Duty):
             self._seen.clear()
             return
         self.watches = renewed.watches
-        self._every = self._shortest * (1 if renewed.watches or renewed.leases <= SMALL else 2)
+        self._every = self._shortest * (1 if renewed.watches else pace(renewed.leases))
         if not renewed.watches or renewed.leases == 1:
             self._seen.clear()
         elif self._watch(owner.token.encode()):

@@ -147,11 +147,12 @@ def test_who_becomes_busy_wakes_the_one_that_has_waited_longest(bench: Bench, ow
         assert four[number + 1].ask() == ([], LOOK)
 
 
-def test_where_many_wait_each_looks_half_as_often(owners: Callable[..., list[Owner]]) -> None:
-    """The watcher and the deputy look as often as in a small fleet; the others look half as often."""
+def test_where_many_wait_each_looks_less_often(owners: Callable[..., list[Owner]]) -> None:
+    """The watcher and the deputy look as often as in a small fleet; the others look half as often, or a quarter as often."""
     ten = owners(10)
     assert [each.ask()[1] for each in (*ten[:3], ten[9])] == [LOOK, SECOND_LOOK, 2 * LOOK, 2 * LOOK]
-    assert [each.ask()[1] for each in owners(1)] == [2 * LOOK]
+    assert {each.ask()[1] for each in owners(24)} == {4 * LOOK}
+    assert [each.ask()[1] for each in ten[:3]] == [LOOK, SECOND_LOOK, 4 * LOOK]
 
 
 def test_where_few_wait_each_looks_as_often(owners: Callable[..., list[Owner]]) -> None:

@@ -19,7 +19,7 @@
 -- first; each has looked at its own `woken` key. If the watcher becomes busy, or cannot take all messages, it makes the first of
 -- them the watcher, and wakes it by writing its key. If a busy owner in `idle` has a free process again, it tells so with its
 -- acknowledgement (`acknowledge.lua`), or asks. A watcher loses the watch if its lease has ended, or if it does not ask for WATCH:
--- so another owner, the deputy, looks each second. The others look every LOOK, and half as often if more than SMALL wait. The keys
+-- so another owner, the deputy, looks each second. The others look every LOOK, and less often if many wait. The keys
 -- of a queue expire if no owner has looked for MEMORY; only owners that no push woke renew this, to save commands.
 -- uses: clock
 local token, number = ARGV[1], tonumber(ARGV[2])
@@ -86,8 +86,9 @@ if refused and next_tag == first then return refused end
 redis.call('HSET', KEYS[3], 'number', number, 'first', first, 'next', next_tag)
 
 -- Milliseconds: until the next look; until the deputy's next look; how long a watch lasts; a queue's memory (30 days).
+-- If more than MEDIUM wait, each looks half as often, if more than LARGE a quarter as often.
 -- BUSY is added to the time at which a busy owner began to wait: owners with a free process come before all others.
-local LOOK, SECOND_LOOK, WATCH, MEMORY, BUSY, SMALL = 5000, 1000, 10000, 2592000000, 1e15, 8
+local LOOK, SECOND_LOOK, WATCH, MEMORY, BUSY, MEDIUM, LARGE = 5000, 1000, 10000, 2592000000, 1e15, 8, 32
 local took, is_empty = next_tag - first, budget > 0 and room > 0 and not refused
 local free, is_look, hears = tonumber(ARGV[6]) - took, ARGV[7] == '1', ARGV[6] ~= '-1'
 
@@ -151,7 +152,8 @@ local function place_of(q)
     redis.call('PEXPIRE', key, MEMORY)
     redis.call('PEXPIRE', idle, MEMORY)
   end
-  local look = redis.call('ZCARD', idle) > SMALL and 2 * LOOK or LOOK
+  local waiting = redis.call('ZCARD', idle)
+  local look = LOOK * (waiting > LARGE and 4 or waiting > MEDIUM and 2 or 1)
   if free <= 0 then return -look, '0' end
   if known[4] and known[4] ~= token and tonumber(known[5]) > now then return look, '0' end
   redis.call('HSET', key, 'deputy', token, 'deputy_until', now + 3 * SECOND_LOOK)
