@@ -1,8 +1,8 @@
 """One attempt of a task, in the pool's child: it decides, and sends its decision to the main process on an exception.
 
 If the message must be delivered again, the exception is a `Redelivering`. If it must die, it is the task's own exception, with the
-decision (`Decided`) as an attribute. If that exception cannot carry it (it has slots, or cannot be pickled), the worker decides
-again.
+decision (`Decided`) as an attribute. The report of the attempt carries the decision, too: many exceptions lose their attributes on
+the way to the worker, or come there as another class, because they have slots, a `__reduce__` of their own, or cannot be pickled.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from ..transitions.facts import Decider, DeliveryFacts
 from ..transitions.notify import stores_errors
 
 if TYPE_CHECKING:
+    from billiard.einfo import ExceptionInfo
     from celery import Task
     from celery.app.task import Context
 
@@ -86,16 +87,16 @@ class Decided(NamedTuple):
     tag: str
 
     @classmethod
-    def of(cls, exc: BaseException, tag: str) -> Self | None:
-        """The decision that this exception carries for this tag; None without one: tasks may raise the same object many times."""
+    def of(cls, exc: BaseException | ExceptionInfo, tag: str) -> Self | None:
+        """The decision that this carries for this tag; None without one: tasks may raise the same object many times."""
         said = getattr(exc, DECIDED, None)
         if said is None or said[-1] != tag:
             return None
         kind, reason, detail, failed, _ = said
         return cls(_KINDS[kind](Reason(reason), detail), Failed(**failed), tag)
 
-    def attach(self, exc: BaseException) -> None:
-        """Put it on the exception. If that takes no attribute, whatever it answers is raised: mostly `AttributeError`."""
+    def attach(self, exc: BaseException | ExceptionInfo) -> None:
+        """Put it there. If that takes no attribute, whatever it answers is raised: mostly `AttributeError`."""
         kind, reason = type(self.decision).__name__, str(self.decision.reason)
         failed = {name: getattr(self.failed, name) for name in ("type", "message", "fingerprint")}
         setattr(exc, DECIDED, (kind, reason, self.decision.detail, failed, self.tag))
@@ -104,12 +105,14 @@ class Decided(NamedTuple):
 class Attempt:
     """One attempt of one task, and whether the task has begun and returned."""
 
-    __slots__ = ("facts", "gave_up", "has_begun", "has_returned", "result", "runtime", "task")
+    __slots__ = ("decided", "facts", "gave_up", "has_begun", "has_returned", "result", "runtime", "task")
 
     def __init__(self, task: Task, runtime: Runtime, facts: DeliveryFacts) -> None:
         self.task, self.runtime, self.facts = task, runtime, facts
         #: Whether the task's own code has begun, and has returned; and whether it has used up its own `max_retries`.
         self.has_begun = self.has_returned = self.gave_up = False
+        #: How its message dies, if it was decided here.
+        self.decided: Decided | None = None
         #: Its result, if the worker is to store it.
         self.result: TaskResult | None = None
 
@@ -159,9 +162,10 @@ class Attempt:
                 reported = safe_repr(reported) if is_unheard else get_pickleable_exception(reported)
             facts: dict[str, Any] = {"delay_ms": round(decided.delay * 1000), "failed": failed, "is_unheard": is_unheard}
             return Redelivering(None, reported, decided.delay, **facts)
+        self.decided = Decided(decided, failed, self.facts.tag)
         try:
-            Decided(decided, failed, self.facts.tag).attach(exc)
-        except Exception:  # noqa: BLE001 - one with slots, or with a `__setattr__` of its own: the worker decides again
+            self.decided.attach(exc)
+        except Exception:  # noqa: BLE001 - one with slots, or with a `__setattr__` of its own: the report carries it
             log.debug("decision.not_attached", exception=type(exc).__name__)
         return exc
 

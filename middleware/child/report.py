@@ -114,6 +114,9 @@ class Info(TraceInfo):
             log.exception("hook.failed", task_id=req.id, hook="on_failure", exception=type(exc).__name__)
             self.reported = _einfo_of(raised)
         self.reported.tb = None
+        attempt = Attempt.of(task, req)
+        if attempt is not None and attempt.decided is not None:
+            attempt.decided.attach(self.reported)
         return self.reported
 
 

@@ -189,7 +189,7 @@ class HeldDelivery:
             exc_info = _worker_lost_info(request, exc)
             exc = unwrapped(exc_info.exception)
         if isinstance(exc, (WorkerLostError, TimeLimitExceeded, MemoryError)):
-            if hasattr(exc, DECIDED):
+            if Decided.of(exc_info, self.facts.tag) is not None:
                 self._end_of_report(request, exc, exc_info)
                 return
             if not _success_was_stored(request):
@@ -301,8 +301,9 @@ class HeldDelivery:
         request.send_event("task-failed", exception=repr(exc), traceback=traceback)
 
     def _death_of(self, exc: BaseException, exc_info: ExceptionInfo) -> Dying:
-        """The child's decision; if it was lost, because its exception cannot be pickled, the decision that is taken here."""
-        runtime, known = self.runtime, Decided.of(exc, self.facts.tag)
+        """The child's decision; if it could not report one, the decision that is taken here."""
+        runtime, tag = self.runtime, self.facts.tag
+        known = Decided.of(exc_info, tag) or Decided.of(exc, tag)
         if known is not None:
             decided, failed = known.decision, known.failed
         elif isinstance(exc, InvalidTaskError) and not hasattr(exc, DECIDED):  # Celery could not begin it

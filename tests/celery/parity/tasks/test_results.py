@@ -80,6 +80,21 @@ def test_the_caller_gets_the_right_exception_whatever_way_a_task_dies(forked: Tr
         assert side.counts(task_id)["errback"] == 1
 
 
+@pytest.mark.parametrize("kind", ["Unpicklable", "Unbuildable", "Frozen"])
+def test_a_dead_letter_names_the_exception_that_was_raised(forked: Trial, kind: str) -> None:
+    """Celery shows another class for an exception that cannot be pickled. The record has the exception's own, and its fingerprint.
+
+    The decision is that of the attempt, too: it knows that the task's own `max_retries` are used up.
+    """
+    side, fails = forked.ours, step("fail", kind=kind.lower())
+    first = side.ended(side.play(fails, step("ok")), "redelivery_scheduled")
+    died = side.ended(side.play(fails, queue="once"), "dead_lettered")
+    assert (died.exception, died.fingerprint) == (first.exception, first.fingerprint)
+    assert died.exception.endswith(f".{kind}")
+    gave_up = side.ended(side.play(step("retry", exc=kind.lower(), max_retries=0)), "dead_lettered")
+    assert (gave_up.reason, gave_up.exception) == ("exhausted", died.exception)
+
+
 def test_celery_too_ends_with_these_exceptions(forked: Trial) -> None:
     """A plain worker reports the same exceptions, except for deaths that it would repeat for ever."""
     side = forked.plain
