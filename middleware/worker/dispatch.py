@@ -17,6 +17,7 @@ frees the slot:
 from __future__ import annotations
 
 import struct
+import traceback
 from pickle import PicklingError
 from typing import TYPE_CHECKING, Any
 
@@ -163,6 +164,7 @@ def lose(request: Egress, delivery: HeldDelivery, exc: BaseException) -> None:
     """An attempt that has begun was broken off: it counts, as a lost worker does; unless it has decided how its message dies."""
     if delivery.has_left:
         return
+    exc = _showable(exc)
     if Decided.of(exc, delivery.facts.tag) is not None:  # its `on_failure` or its result backend has raised
         request.on_failure(ExceptionInfo((type(exc), exc, exc.__traceback__)))
         return
@@ -171,6 +173,15 @@ def lose(request: Egress, delivery: HeldDelivery, exc: BaseException) -> None:
         raise WorkerLostError(repr(exc)) from exc  # noqa: TRY301 - the report needs an exception that was raised
     except WorkerLostError:
         request.on_failure(ExceptionInfo())
+
+
+def _showable(exc: BaseException) -> BaseException:
+    """The exception; or another one in its place if Python cannot format it, because its `__getattr__` raises, for example."""
+    try:
+        traceback.format_exception(exc)
+    except Exception:  # noqa: BLE001 - the application's own class
+        return RuntimeError(f"{type(exc).__qualname__}: it, or its context, cannot be shown")
+    return exc
 
 
 def _end(request: Egress, delivery: HeldDelivery, pool: Any, exc: Exception) -> None:

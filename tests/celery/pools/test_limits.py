@@ -120,6 +120,21 @@ def test_an_exception_that_is_no_exception_is_a_failed_attempt(trial: Trial) -> 
     assert (counts["run"], counts["on_retry"], counts["errback"]) == (3, 2, 1)
 
 
+def test_an_exception_that_cannot_be_shown_is_a_failed_attempt(trial: Trial) -> None:
+    """Its `__getattr__` raises `KeyError`: not even `traceback` can format it. Its message is not held, and the slots stay free.
+
+    Eventlet's own loop prints what a greenlet raises, and ends the worker because it cannot.
+    """
+    if trial.pool == "eventlet":
+        return
+    side, unshowable = trial.ours, step("fail", kind="unshowable")
+    for task_id in [side.play(unshowable, task="hooked", queue="thrice") for _ in range(3)]:
+        end = side.ended(task_id, "dead_lettered")
+        assert (end.reason, end.attempt) == ("worker_lost", 3)
+    side.ended(side.play(step("ok")), "succeeded")
+    assert "unacked" not in side.leftovers()
+
+
 EXIT = step("fail", kind="exit", message="3")
 
 

@@ -46,6 +46,13 @@ class Frozen(Exception):
         raise TypeError(message)
 
 
+class Unshowable(Exception):
+    """Answers for any attribute with an error that is no `AttributeError`, so that nothing can format it."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise KeyError(name)
+
+
 class Expected(Exception):
     """An ordinary failure of the tests."""
 
@@ -61,6 +68,7 @@ EXCEPTIONS: dict[str, Callable[[str], BaseException]] = {
     "unpicklable": Unpicklable,
     "unbuildable": lambda message: Unbuildable(message, three="three"),
     "frozen": Frozen,
+    "unshowable": Unshowable,
     "dead_letter": DeadLetter,
     "memory": MemoryError,
     "cancelled": asyncio.CancelledError,
