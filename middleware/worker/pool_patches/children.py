@@ -13,6 +13,8 @@
    does not wait until all of them have been looked at. If the pipe is full, or the child has just died, the loop does it.
 4. *The loop is asked about pipes only if it has to write to one.* At each turn, Celery's pool adds the pipes of all children to the
    loop, or removes them, which is a system call for each child, and mostly fails because there is nothing to remove.
+5. *A child that has been given a task is not idle.* If the pool is to be smaller (autoscale, `pool_shrink`), Celery ends children
+   without a task, and takes a child for one of those until it has read that the child's task has begun: the task was killed.
 
 Limits: pools of processes in an event loop, as they are in Celery 5.6 and 5.7; if a part is missing, nothing is changed.
 """
@@ -30,10 +32,11 @@ if TYPE_CHECKING:
 
 #: Seconds until a child is waited for again: the first wait, and the longest. After that Celery's own timer does it.
 FIRST_WAIT, MAX_WAIT = 0.005, 2.0
-#: The attributes of Celery's pool that are used: to drain a pipe, to wait for a child again, to feed.
+#: The attributes of Celery's pool that are used: to drain a pipe, to wait for a child again, to feed, to end idle children.
 TO_DRAIN = ("on_job_process_down", "process_flush_queues")
 TO_ASK = ("_event_process_exit", "_pool", "maintain_pool")
 TO_FEED = ("_active_writes", "_all_inqueues", "_busy_workers", "outbound_buffer")
+TO_SHRINK = ("_cache", "_worker_active")
 TO_WRITE = (*TO_FEED, "_create_write_handlers", "sched_strategy")
 
 
@@ -46,6 +49,8 @@ def mend(pool: Any, hub: Any) -> Callable[[], None]:
         inner._event_process_exit = _asking_again(inner, inner._event_process_exit)  # noqa: SLF001
     if has(inner, TO_WRITE) and inner._create_write_handlers.__module__ != __name__:  # noqa: SLF001
         inner._create_write_handlers = _writing_at_once(inner, inner._create_write_handlers)  # noqa: SLF001
+    if has(inner, TO_SHRINK) and inner._worker_active.__module__ != __name__:  # noqa: SLF001
+        inner._worker_active = _or_given(inner, inner._worker_active)  # noqa: SLF001
     return partial(_feed, pool, hub)
 
 
@@ -84,6 +89,16 @@ def _asking_again(pool: Any, exited: Callable[[Any, Any], None]) -> Callable[[An
         look(hub, child, FIRST_WAIT)
 
     return event_process_exit
+
+
+def _or_given(inner: Any, is_active: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    """The function that Celery asks whether a child has a task."""
+
+    def worker_active(child: Any) -> bool:
+        jobs = list(inner._cache.values())  # noqa: SLF001 - Celery's
+        return is_active(child) or any(not job._accepted and child in {job._write_to, job._scheduled_for} for job in jobs)  # noqa: SLF001
+
+    return worker_active
 
 
 def _writing_at_once(inner: Any, create: Callable[[Any], None]) -> Callable[[Any], None]:

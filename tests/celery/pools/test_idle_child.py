@@ -6,6 +6,8 @@ import os
 import signal
 from typing import TYPE_CHECKING
 
+from tests.support.running import until
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -44,3 +46,17 @@ def test_the_loop_is_asked_about_no_pipe_that_nothing_is_written_to(shop: Callab
         here.ended(here.send("ok"), "succeeded")
     worker.stop()
     assert here.runs("asked")[0]["asked"] <= 10 + 4
+
+
+def test_a_pool_that_shrinks_ends_no_child_that_has_just_been_given_a_task(shop: Callable[..., Shop]) -> None:
+    """Both children have a task, and their reports are not read yet: none is idle. The tasks run once, to their end."""
+    here = shop()
+    gate = here.folder / "gate"
+    held = [here.send("waits", str(gate)) for _ in range(2)]
+    here.send("follows", held[-1])
+    here.start("-I", "tests.support.stops.early_shrink")
+    (noted,) = until(lambda: here.runs("shrunk"))
+    gate.touch()
+    assert noted["answer"] == "Can't shrink pool. All processes busy!"
+    assert [here.ended(each, "succeeded").attempt for each in held] == [1, 1]
+    assert [[run["event"] for run in here.runs(each)] for each in held] == [["start", "end"]] * 2
