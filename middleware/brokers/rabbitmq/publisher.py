@@ -150,7 +150,7 @@ class Publisher:
         self,
         connect: Callable[[], Any],
         names: AmqpNames,
-        declare: Callable[[Any], None],
+        declare: Callable[[Any], object],
         ended: Callable[[], None] = lambda: None,
     ) -> None:
         self._connect, self._names, self._declare, self._ended = connect, names, declare, ended

@@ -41,17 +41,19 @@ def max_log_bytes(owner: Any) -> int:
     return int((GeneralSettings() if runtime is None else runtime.settings).outcome_log_max_bytes)
 
 
-def declare_outcomes(connection: Any, names: AmqpNames, max_bytes: int) -> None:
+def declare_outcomes(connection: Any, names: AmqpNames, max_bytes: int) -> bool:
     """Declare the outcome log: a durable queue, bound to an exchange to which other programs may bind queues, too.
 
-    Beyond `max_bytes` the oldest events are dropped, and the numbers in the ids of the others show the gap. A queue that exists
-    already keeps its bound.
+    Returns whether it was missing. Beyond `max_bytes` the oldest events are dropped, and the numbers in the ids of the others show
+    the gap. A queue that exists already keeps its bound.
     """
-    if not has_queue(connection, names.outcomes):
+    is_missing = not has_queue(connection, names.outcomes)
+    if is_missing:
         with connection.channel() as channel:
             channel.queue_declare(names.outcomes, durable=True, auto_delete=False, arguments={"x-max-length-bytes": max_bytes})
     with connection.channel() as channel:
         channel.queue_bind(names.outcomes, names.outcomes_exchange, names.outcomes)
+    return is_missing
 
 
 def declare_delays(connection: Any, names: AmqpNames) -> bool:

@@ -81,7 +81,7 @@ class AmqpTransport(WithoutLeases):
         self.keys = AmqpNames()
         self.claim: ChannelClaim | None = None
         self._kept = KeptConnection(self.connect)
-        self.publisher = Publisher(self.connect, self.keys, self._declare_outcomes, self._settled)
+        self.publisher = Publisher(self.connect, self.keys, self.declare_outcomes, self._settled)
         self._ready: set[tuple[str, str]] = set()
         #: When it may be looked again whether the delay store is whole.
         self._look_again = 0.0
@@ -141,7 +141,7 @@ class AmqpTransport(WithoutLeases):
         with connection:
             made = connection.connection
             try:
-                self._declare_outcomes(made)
+                self.declare_outcomes(made)
                 declare_delays(made, self.keys)
                 with made.channel() as channel:
                     for queue in consumer.task_consumer.queues:
@@ -252,6 +252,10 @@ class AmqpTransport(WithoutLeases):
         if management_url is not None:
             warn_of_policies(management_url, self.app, queues, letters, self.keys)
 
+    def declare_outcomes(self, connection: Any) -> bool:
+        """Declare the outcome log on a connection of py-amqp; return whether it was missing. Raises the broker's errors."""
+        return declare_outcomes(connection, self.keys, max_log_bytes(self.app))
+
     def has_queue(self, name: str) -> bool:
         with self.connect() as connection:
             return has_queue(connection.connection, name)
@@ -274,9 +278,6 @@ class AmqpTransport(WithoutLeases):
         self._starts.close()
 
     # carrying out
-
-    def _declare_outcomes(self, connection: Any) -> None:
-        declare_outcomes(connection, self.keys, max_log_bytes(self.app))
 
     def _carry(self, move: Move) -> Answer:
         self.publisher.submit(move)

@@ -11,6 +11,7 @@ from celery import Celery
 from structlog.testing import capture_logs
 
 from redelivery import Redelivery
+from redelivery.middleware.brokers.rabbitmq.names import OUTCOMES
 from redelivery.workers.duties.bootstep import duties_of
 from redelivery.workers.duties.watch.letter_watch import GROWING, QUIET, LetterWatch, Watched, tell
 from redelivery.workers.duties.watch.rabbitmq import AmqpLetterWatch
@@ -197,3 +198,28 @@ def test_a_worker_on_rabbitmq_watches(rabbit: Rabbit, tmp_path: Path) -> None:
     assert [type(duty) for duty in duties_of(desk.install)] == [AmqpLetterWatch]
     observing = Redelivery(Celery("observing", broker=rabbit.url, set_as_current=False), {"mode": "observe"})
     assert duties_of(observing) == ()
+
+
+def test_an_outcome_log_that_was_deleted_is_declared_again_and_named(rabbit: Rabbit, tmp_path: Path) -> None:
+    """Publishers do not notice it: another queue, which is bound beside the log, takes the events."""
+    place = Place("rabbit-classic", rabbit, tmp_path)
+    desk = place.desk()
+    watch = AmqpLetterWatch(desk.install)
+    assert watch.leads()
+    assert looked(watch) == []
+    producer = Celery("producer", broker=rabbit.url, set_as_current=False)
+    Redelivery(producer)
+    first = producer.send_task("shop.ok").id
+    with rabbit.connection() as connection:
+        connection.default_channel.queue_delete(OUTCOMES)
+    unseen = producer.send_task("shop.ok").id
+    assert rabbit.depth(OUTCOMES) is None
+    [line] = looked(watch)
+    assert (line["event"], line["log_level"]) == ("outcome_log.missing", "warning")
+    assert "the books will show the gap" in line["why"]
+    seen = producer.send_task("shop.ok").id
+    assert until(lambda: rabbit.depth(OUTCOMES), what="the log to have the next event") == 1
+    assert {event.task_id for event in rabbit.events()} == {first, unseen, seen}
+    assert looked(watch) == []
+    watch.stop()
+    producer.close()

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from amqp.exceptions import AMQPError, ResourceLocked
 
 from redelivery.middleware.brokers.rabbitmq.peek import counts_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kombu import Connection
 
     from redelivery.middleware.brokers.rabbitmq.transport import AmqpTransport
     from redelivery.middleware.ports import Transport
 
+Told = TypeVar("Told")
 #: The exclusive queue of the worker that watches.
 WATCHING = "redelivery.watching"
 
@@ -38,13 +41,24 @@ class Watching:
         except ResourceLocked:
             self.end()
             return False
+        self.declares_log()  # what was missing before is no finding: the first worker may begin to watch before the log is there
         return True
 
     def counts(self, name: str) -> tuple[int, int] | None:
         """How many messages and how many consumers a queue has; None if it does not exist. Raises `ConnectionError`."""
+        return self._asked(lambda connection: counts_of(connection, name))
+
+    def declares_log(self) -> bool:
+        """Declare the outcome log if it is missing; return whether it was. Raises `ConnectionError`.
+
+        Publishers do not notice a log that was deleted if another queue is bound beside it: the broker routes the events there.
+        """
+        return self._asked(lambda connection: self._transport.declare_outcomes(connection.connection))
+
+    def _asked(self, ask: Callable[[Connection], Told]) -> Told:
         assert self._connection is not None  # noqa: S101 - `begin` has opened it
         try:
-            return counts_of(self._connection, name)
+            return ask(self._connection)
         except (AMQPError, OSError) as exc:
             self.end()
             raise ConnectionError(str(exc)) from exc

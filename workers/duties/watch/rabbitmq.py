@@ -3,12 +3,16 @@
 A queue is *unread* if it has no consumer, and at least as many dead letters as at the look before: an operator's redrive or purge
 takes some. It *grows* if it has a consumer, and yet is longer at each of ten looks in a row. One worker watches: it holds an
 exclusive queue, which the broker deletes with its connection. Limits: the age of the dead letters cannot be seen.
+
+It also declares an outcome log that somebody has deleted.
 """
 
 from __future__ import annotations
 
 import uuid
 from typing import TYPE_CHECKING
+
+from redelivery.middleware.logs import log
 
 from ...brokers.rabbitmq.watching import Watching
 from ...operations.letters import dead_letters
@@ -17,6 +21,8 @@ from .letter_watch import LetterWatch, Watched, tell
 
 if TYPE_CHECKING:
     from redelivery.middleware.runtime import Runtime
+
+MISSING = "somebody has deleted it, or it expired: it is declared again, without its events, and the books will show the gap"
 
 
 class AmqpLetterWatch(LetterWatch):
@@ -35,7 +41,9 @@ class AmqpLetterWatch(LetterWatch):
         return self.is_watching
 
     def step(self) -> None:
-        """Look once at every dead-letter queue. Raises `ConnectionError` if the broker does not answer."""
+        """Look once at every dead-letter queue, and at the outcome log. Raises `ConnectionError` if the broker does not answer."""
+        if self._watching.declares_log():
+            log.warning("outcome_log.missing", why=MISSING)
         names = dead_letters.known(self._runtime)
         found = {name: counts for name in names if (counts := self._watching.counts(name)) is not None}
         full = {name: counts for name, counts in found.items() if counts[0]}
