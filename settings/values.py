@@ -175,10 +175,10 @@ def choice(*words: str) -> Check:
 
 
 def optional(check: Check) -> Check:
-    """A check that also accepts `None` (or the word "none")."""
+    """A check that also accepts `None` (or the word "none", in any case: who writes Python into a variable writes "None")."""
 
     def check_or_none(setting: str, value: Any) -> Any:
-        return None if value is None or value == NONE else check(setting, value)
+        return None if value is None or (isinstance(value, str) and value.lower() == NONE) else check(setting, value)
 
     return check_or_none
 

@@ -6,9 +6,11 @@ import random
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
+from redelivery.errors import ConfigurationError
 from redelivery.lazily import cached_property
 from redelivery.settings import RedeliverySettings
 from redelivery.settings.general import read_general
+from redelivery.settings.sources import TOP_LEVEL
 
 from ..logs import log, redacting
 from .decision import MAX_DELAY
@@ -67,6 +69,19 @@ class Pace:
         return repr(1000 * min(1 / self.per_second, MAX_DELAY))
 
 
+def _written(conf: Mapping[str, Any]) -> Any:
+    """The app's settings. Raises `ConfigurationError` for settings beside them: Celery takes any name, and nobody would read it."""
+    for name in TOP_LEVEL:
+        if conf.get(f"redelivery_{name}") is not None:
+            msg = f"app.conf: redelivery_{name} is not read: write it into the mapping redelivery, as {{'{name}': ...}}"
+            raise ConfigurationError(msg)
+    written = conf.get("redelivery")
+    if written is None and conf.get("CELERY_REDELIVERY") is not None:
+        msg = "app.conf: CELERY_REDELIVERY is read only with config_from_object(..., namespace='CELERY'): else write redelivery"
+        raise ConfigurationError(msg)
+    return written
+
+
 class Resolver:
     """The policies of one app. `given` are its settings, None for those of `app.conf`; `mode`, if given, replaces their mode."""
 
@@ -78,8 +93,8 @@ class Resolver:
     @cached_property
     def settings(self) -> RedeliverySettings:
         """The settings, from the app's configuration, the environment and the TOML file. Raises `ConfigurationError`."""
-        given = self._given if self._given is not None else self._app.conf.get("redelivery")
-        settings = RedeliverySettings.load(given)
+        written = _written(self._app.conf)
+        settings = RedeliverySettings.load(written if self._given is None else self._given)
         if settings.redact:
             redacting.add(self)
         return settings if self._mode is None else replace(settings, mode=read_general("mode", self._mode, "Redelivery"))

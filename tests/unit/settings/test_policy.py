@@ -127,11 +127,12 @@ def test_a_cap_below_the_delay_is_refused() -> None:
 
 
 def test_a_dead_letter_queue_is_named_after_its_origin_or_by_itself_or_missing() -> None:
-    """`default` is prefix + queue + suffix, a name is that queue, None (or the word none) is nowhere."""
+    """`default` is prefix + queue + suffix, a name is that queue, None (or the word none, as Python writes it too) is nowhere."""
     assert RedeliveryPolicy(dead_letter_queue_prefix="", dead_letter_queue_suffix=".dead").dead_letter_queue_for("a") == "a.dead"
     assert RedeliveryPolicy(dead_letter_queue="morgue").dead_letter_queue_for("a") == "morgue"
     assert RedeliveryPolicy(dead_letter_queue=None).dead_letter_queue_for("a") is None
     assert RedeliveryPolicy(dead_letter_queue="none").dead_letter_queue_for("a") is None
+    assert RedeliveryPolicy(dead_letter_queue="None").dead_letter_queue_for("a") is None
     assert RedeliveryPolicy().dead_letter_queue_for("DLQ.a") == "DLQ.DLQ.a"
 
 
