@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from celery import Celery
+
 from redelivery.errors import ConfigurationError
 
 from .brokers import kind_of, transport_of
@@ -20,8 +22,6 @@ from .transitions.outbox import Outbox
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-
-    from celery import Celery
 
     from redelivery.settings import RedeliveryPolicy
 
@@ -36,7 +36,7 @@ class Redelivery(Runtime):
 
     `settings` replaces `app.conf.redelivery`; both are mappings as `redelivery.settings` describes. `mode` overrides their mode:
     `"observe"` records outcomes and the decisions that would be taken, and changes nothing. A second `Redelivery` for the same app
-    is refused.
+    is refused, and so is what is no Celery app.
     """
 
     def __init__(
@@ -46,6 +46,9 @@ class Redelivery(Runtime):
         *,
         mode: Literal["enforce", "observe"] | None = None,
     ) -> None:
+        if not isinstance(app, Celery):
+            msg = f"Redelivery takes a Celery app, not {app!r}"
+            raise ConfigurationError(msg)
         if getattr(app, "redelivery", None) is not None:
             msg = f"Redelivery is installed on {app!r} already: keep one of the two calls"
             raise ConfigurationError(msg)

@@ -66,7 +66,7 @@ class Handled(Ignore):
 
 def dead_letter_handler(runtime: Runtime, queues: Sequence[str], options: Mapping[str, Any]) -> Callable[[Any], Any]:
     """The decorator `Redelivery.dead_letter_handler`. Raises `ConfigurationError` for a queue that has a handler already."""
-    if not queues or callable(queues[0]):
+    if not queues or not all(isinstance(queue, str) for queue in queues):
         msg = 'dead_letter_handler needs the origin queues whose dead letters it handles: dead_letter_handler("orders")'
         raise ConfigurationError(msg)
 

@@ -382,8 +382,9 @@ def test_one_queue_has_one_handler() -> None:
     install.dead_letter_handler("orders", "bills")(lambda each: each.park())
     with pytest.raises(ConfigurationError, match="'bills' has a dead-letter handler already"):
         install.dead_letter_handler("bills")(lambda each: each.park())
-    with pytest.raises(ConfigurationError, match="needs the origin queues"):
-        install.dead_letter_handler()
+    for wrong in ((), (print,), (["orders", "bills"],)):
+        with pytest.raises(ConfigurationError, match="needs the origin queues"):
+            install.dead_letter_handler(*wrong)
     assert handlers_of(install) == {
         "DLQ.orders": "redelivery.dead_letters.orders.bills",
         "DLQ.bills": "redelivery.dead_letters.orders.bills",
