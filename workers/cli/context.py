@@ -185,7 +185,7 @@ def _imported(name: str) -> Celery:
 
     try:
         found = find_app(name)
-    except Exception as exc:
+    except (Exception, SystemExit) as exc:  # an app that exits does not choose the exit code of the command
         where = _place(exc)
         msg = f"the app {name!r} cannot be imported: {type(exc).__name__}: {exc}{where}"
         raise ConfigurationError(msg) from exc
@@ -198,7 +198,7 @@ def _imported(name: str) -> Celery:
 def _import_tasks(app: Celery) -> None:
     try:
         app.loader.import_default_modules()
-    except Exception as exc:
+    except (Exception, SystemExit) as exc:
         msg = f"the tasks of the app cannot be imported: {type(exc).__name__}: {exc}{_place(exc)}"
         raise ConfigurationError(msg) from exc
 

@@ -32,6 +32,7 @@ __all__ = ["command"]
         (("dispatcher",), "name the app"),
         (("-A", "nosuch", "dlq", "list"), "'nosuch' cannot be imported: ModuleNotFoundError"),
         (("-A", "broken", "dlq", "list"), "No module named 'nosuch' (broken.py, line 2)"),
+        (("-A", "ending", "dlq", "list"), "'ending' cannot be imported: SystemExit: 0 (ending.py, line 2)"),
         (("-A", "shopfront:nothing", "dlq", "list"), "'shopfront:nothing' cannot be imported"),
         (("-A", "shopfront:os", "dlq", "list"), "is not a Celery app, but module"),
         (("-A", "shopfront:plain", "dlq", "list"), "add `from redelivery import Redelivery; Redelivery(app)`"),

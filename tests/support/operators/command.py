@@ -35,6 +35,7 @@ class Command:
     def __init__(self, folder: Path, broker: str = "redis+socket:///nowhere/at/all") -> None:
         (folder / "shopfront.py").write_text(APP)
         (folder / "broken.py").write_text("def f():\n    import nosuch\nf()\n")
+        (folder / "ending.py").write_text("import sys\nsys.exit(0)\n")
         self.folder, self.broker = folder, broker
 
     def environment(self, **more: str) -> dict[str, str]:

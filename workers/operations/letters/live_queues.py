@@ -74,7 +74,7 @@ def _is_handled(app: Celery, queue: str) -> bool:
     """Whether this app has a handler for this queue's letters. Raises `ConfigurationError` if its tasks cannot be imported."""
     try:
         app.loader.import_default_modules()  # a handler may be defined in a module of tasks
-    except Exception as exc:
+    except (Exception, SystemExit) as exc:
         msg = f"the tasks of the app cannot be imported: {type(exc).__name__}: {exc}"
         raise ConfigurationError(msg) from exc
     if not app.redelivery.letter_handlers:
