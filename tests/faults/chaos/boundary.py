@@ -146,7 +146,7 @@ def _after_run(**_: Any) -> None:
 
 
 def _at_scripts() -> None:
-    call, many = scripts.Script.__call__, Stores._many
+    call, begin, many = scripts.Script.__call__, scripts.Script.begin, Stores._many
 
     def called(self: scripts.Script, client: Any, keys: Any, args: Any) -> Any:
         name = _step_of(self.name, keys, args)
@@ -154,6 +154,18 @@ def _at_scripts() -> None:
         answer = call(self, client, keys, args)
         here(f"{name}.after", lambda: _is_in_hand(name, client, keys, args, answer))
         return answer
+
+    def begun(self: scripts.Script, client: Any, keys: Any, args: Any) -> Any:
+        here(f"{self.name}.before", lambda: bool(args))
+        answer = begin(self, client, keys, args)
+        here(f"{self.name}.asked", lambda: bool(args))
+
+        def answered() -> Any:
+            said = answer()
+            here(f"{self.name}.after", lambda: bool(args))
+            return said
+
+        return answered
 
     def called_many(self: Any, script: scripts.Script, calls: Any) -> Any:
         listed = list(calls)
@@ -163,6 +175,7 @@ def _at_scripts() -> None:
         return answers
 
     scripts.Script.__call__ = called  # type: ignore[method-assign]
+    scripts.Script.begin = begun  # type: ignore[method-assign]
     Stores._many = called_many  # type: ignore[method-assign]
 
 

@@ -24,7 +24,7 @@ def around(*steps: str) -> tuple[str, ...]:
 
 #: A file is written as a whole, and named when its bytes are on the disk; afterwards only the report is left.
 FILE = ("write.before", "name.before", "write.after")
-#: Nobody waits for the answers to these, in a worker with an event loop.
+#: Nobody waits for the answers to these, in a worker with an event loop. A group waits for a batch's when its next one is complete.
 UNDER_WAY = ("acknowledge.asked", "defer.asked")
 #: Which roles can be killed where. The steps of a pool child are in `child`; commands are killed in their main steps.
 BOUNDARIES: dict[str, tuple[str, ...]] = {
@@ -37,7 +37,7 @@ BOUNDARIES: dict[str, tuple[str, ...]] = {
     ),
     "child": (*around("run", "publish", "publish_within"), *FILE),
     "dispatcher": around("promote", "lead", "resign"),
-    "producer": around("publish", "publish_within", "publish_batch"),
+    "producer": (*around("publish", "publish_within", "publish_batch"), "publish_batch.asked"),
     "redrive": around("redrive"),
     "purge": (*around("purge"), *FILE),
     "move": around("move"),
