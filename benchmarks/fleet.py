@@ -22,14 +22,15 @@ SETTLING = 3.0
 def fleet(name: str, *, workers: int, seconds: int, per_second: int) -> dict[str, Figure]:
     """So many workers; the tasks come for so many seconds, after as many seconds without a task.
 
-    Commands in scripts are counted, too. Raises `RuntimeError` if a task is left over.
+    Commands in scripts are counted, too; a request is what the server reads from a connection at once. Raises `RuntimeError` if a
+    task is left over.
     """
     with side(name) as here, here.idle_workers(workers) as parent:
         time.sleep(SETTLING + workers * 0.05)
         send = here.sender("noop")
 
-        def spent_in(publish: bool) -> tuple[Spent, int, float, int]:
-            commands, before, began, sent = _commands(here.client), Spent.now(here, parent.pid), time.monotonic(), 0
+        def spent_in(publish: bool) -> tuple[Spent, int, int, float, int]:
+            commands, requests, before, began, sent = *_asked(here.client), Spent.now(here, parent.pid), time.monotonic(), 0
             while (now := time.monotonic()) < began + seconds:
                 if publish:
                     while sent < (now - began) * per_second:
@@ -42,10 +43,11 @@ def fleet(name: str, *, workers: int, seconds: int, per_second: int) -> dict[str
                     msg = f"{here.waiting()} tasks are left over"
                     raise RuntimeError(msg)
                 time.sleep(0.05)
-            return Spent.now(here, parent.pid).since(before), _commands(here.client) - commands, time.monotonic() - began, sent
+            spent, now_asked = Spent.now(here, parent.pid).since(before), _asked(here.client)
+            return spent, now_asked[0] - commands, now_asked[1] - requests, time.monotonic() - began, sent
 
-        idle, idle_commands, idle_took, _ = spent_in(publish=False)
-        busy, busy_commands, busy_took, sent = spent_in(publish=True)
+        idle, idle_commands, idle_requests, idle_took, _ = spent_in(publish=False)
+        busy, busy_commands, _, busy_took, sent = spent_in(publish=True)
         connections = int(here.client.info("clients")["connected_clients"])
     share = busy_took / idle_took
     return {
@@ -53,11 +55,14 @@ def fleet(name: str, *, workers: int, seconds: int, per_second: int) -> dict[str
         "commands_per_task": less((busy_commands - idle_commands * share) / sent, "commands"),
         "idle_broker_processor": less(idle.broker / idle_took * 1e3, "ms/s"),
         "idle_broker_commands": less(idle_commands / idle_took, "commands/s"),
+        "idle_broker_requests": less(idle_requests / idle_took, "requests/s"),
         "idle_worker_processor": less(idle.children / idle_took / workers * 1e3, "ms/s"),
         "connections": less(connections, "connections"),
         "tasks_per_second": more(sent / busy_took, "tasks/s"),
     }
 
 
-def _commands(client: Any) -> int:
-    return int(client.info("stats")["total_commands_processed"])
+def _asked(client: Any) -> tuple[int, int]:
+    """How many commands the server has carried out, and how many requests it has read."""
+    stats = client.info("stats")
+    return int(stats["total_commands_processed"]), int(stats["total_reads_processed"])
