@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import signal
 import subprocess
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -22,10 +24,10 @@ from redelivery.workers.reconciliation.schema import EVENTS, INVENTORY
 from tests.support.books.books_command import COMMAND, SUCCEEDED, arguments, run, run_mounted, told
 from tests.support.books.spark_session import NOON, Histories, rows, spark, write_lines
 from tests.support.lanes import first_quick
-from tests.support.running import ROOT
+from tests.support.running import ROOT, until
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterator
 
     from pyspark.sql.types import StructType
 
@@ -332,14 +334,38 @@ def test_a_machine_without_java_uses_the_embedded_one_and_prints_nothing_of_spar
 @pytest.mark.slow
 @pytest.mark.usefixtures("told")
 def test_an_interrupted_run_leaves_nothing_and_ends_with_130(tmp_path: Path) -> None:
-    """SIGTERM while it works, as an orchestrator sends it."""
+    """SIGTERM while it works, as an orchestrator sends it. Besides the progress there is one line, and nothing of py4j's."""
     with subprocess.Popen([*COMMAND, *arguments(tmp_path)], stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         for line in process.stderr:
             if "judging" in line:
                 process.send_signal(signal.SIGTERM)
                 break
-        rest = process.stderr.read()
-    assert process.returncode == 130, rest
-    assert rest.splitlines()[-1] == "interrupted; nothing was written"
+        *others, last = process.stderr.read().splitlines()
+    assert process.returncode == 130, (others, last)
+    assert last == "interrupted; run it again"
+    assert [line for line in others if " s  " not in line] == []
     assert sorted(each.name for each in tmp_path.iterdir()) == ["inventory", "outcomes"]
+
+
+@pytest.mark.slow
+@pytest.mark.full
+@pytest.mark.usefixtures("told")
+def test_a_run_that_is_interrupted_while_java_starts_leaves_no_java(tmp_path: Path) -> None:
+    """PySpark would leave a process that never ends."""
+    with subprocess.Popen([*COMMAND, *arguments(tmp_path)], stderr=subprocess.PIPE, text=True) as process:
+        java = until(lambda: next(_javas_of(process.pid), None))
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=120)
+    assert process.returncode == 130, told
+    assert told.splitlines()[-1] == "interrupted; run it again"
+    until(lambda: not java.exists(), what="no Java is left")
+
+
+def _javas_of(parent: int) -> Iterator[Path]:
+    """The folders in /proc of this process's children that are a Java."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            is_child = f"PPid:\t{parent}\n" in (folder / "status").read_text()
+            if is_child and (folder / "cmdline").read_bytes().partition(b"\0")[0].endswith(b"/java"):
+                yield folder

@@ -8,6 +8,7 @@ stage, with `--quiet` nothing.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import shutil
@@ -47,6 +48,8 @@ _ALL = 4
 _SMALL = 2 * 2**20
 #: How many lives are shown if the books do not balance.
 _WORST = 10
+#: For what py4j logs: an interrupted call, with its traceback. Without a handler, Python would print it.
+_NOWHERE = logging.NullHandler()
 #: Seconds between two looks at the clock, on a terminal.
 _TICK = 0.2
 
@@ -146,7 +149,7 @@ def _reconciled(progress: Progress, size: Size | None, **books: Any) -> Summary:
     except ImportError as exc:
         _refuse(f"the books need PySpark ({exc}): install redelivery[books]")
     except KeyboardInterrupt:
-        click.echo("interrupted; nothing was written", err=True)
+        click.echo("interrupted; run it again", err=True)
         raise SystemExit(130) from None
     except RedeliveryError as exc:
         _refuse(str(exc))
@@ -161,6 +164,7 @@ def _run(books: Books, progress: Progress, size: Size | None) -> Summary:
         session,
     )
 
+    logging.getLogger().addHandler(_NOWHERE)
     with tempfile.TemporaryDirectory(prefix="redelivery-reconcile-") as folder:
         log = Path(folder) / "spark.log"
         try:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import socket
 import tempfile
+import threading
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -105,7 +107,8 @@ def session(*, input_bytes: int | None = None, log: Path | None = None) -> Itera
         return
     archive = None if "PYSPARK_GATEWAY_PORT" in os.environ else ClassArchive.of(ensure_java())
     was_there = archive is not None and archive.is_there
-    started = _started(input_bytes, log, archive)
+    with _uninterrupted():
+        started = _started(input_bytes, log, archive)
     try:
         yield started
         if archive is not None:
@@ -138,6 +141,23 @@ def _started(input_bytes: int | None, log: Path | None, archive: ClassArchive | 
         started = builder.config(map=options).getOrCreate()
     started.sparkContext.setLogLevel("ERROR")
     return started
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Put SIGINT and SIGTERM off until the block ends: PySpark, interrupted while it starts Java, leaves a Java that never ends."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = {each: signal.signal(each, lambda number, _: came.append(number)) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+        if came:
+            signal.raise_signal(came[0])
 
 
 def _check_room() -> None:
