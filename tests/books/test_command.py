@@ -369,3 +369,19 @@ def _javas_of(parent: int) -> Iterator[Path]:
             is_child = f"PPid:\t{parent}\n" in (folder / "status").read_text()
             if is_child and (folder / "cmdline").read_bytes().partition(b"\0")[0].endswith(b"/java"):
                 yield folder
+
+
+@pytest.mark.slow
+@pytest.mark.full
+def test_names_that_are_not_ascii_are_found_in_any_locale(tmp_path: Path) -> None:
+    """Java reads names as its locale says; cron and many containers have none."""
+    folder, told = tmp_path / "bücher", Histories()
+    told.tell("lost", "published")
+    told.hold("b", "queue")
+    told.write(folder)
+    (folder / "outcomes" / "date=2026-01-31").rename(folder / "outcomes" / "tägé")
+    command = [*COMMAND, *arguments(folder, "--json")]
+    done = subprocess.run(command, env=os.environ | {"LC_ALL": "C"}, capture_output=True, text=True, check=False, timeout=280)
+    assert done.returncode == 1, done.stderr
+    assert json.loads(done.stdout)["verdicts"]["lost"] == 1
+    assert (folder / "books" / "report.html").exists()

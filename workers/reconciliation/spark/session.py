@@ -7,6 +7,7 @@ instead of the user's terminal.
 
 from __future__ import annotations
 
+import locale
 import os
 import re
 import signal
@@ -124,6 +125,8 @@ def _started(input_bytes: int | None, log: Path | None, archive: ClassArchive | 
     if "PYSPARK_GATEWAY_PORT" in os.environ:  # spark-submit has made everything ready
         return builder.getOrCreate()
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    if locale.getencoding().lower().replace("-", "") != "utf8":  # else Java finds no file whose name is not ASCII
+        os.environ["LC_ALL"] = "C.UTF-8"
     # Else Spark's scripts start a Python to find SPARK_HOME. The launcher's Java only makes a command line: it gets cheap options.
     home = os.environ.setdefault("SPARK_HOME", str(Path(pyspark.__file__).parent))
     if not (Path(home) / "bin" / "spark-submit").exists():
