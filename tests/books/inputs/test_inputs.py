@@ -14,11 +14,13 @@ from pyarrow import parquet
 
 from redelivery.workers.export.tables import EVENTS, INVENTORY, write_rows
 from tests.support.books.books_command import COMMAND, arguments, run, told
-from tests.support.books.spark_session import NOON, spark, write_lines
+from tests.support.books.spark_session import NOON, Histories, spark, write_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from pyspark.sql import SparkSession
 
 __all__ = ["spark", "told"]
 
@@ -98,6 +100,14 @@ def _cut_inventory_at_a_line(folder: Path) -> None:
     write_lines(folder / "inventory" / "inventory.jsonl", [{"task_id": "a", "queue": "q", "place": "queue", "seen_ms": NOON}])
 
 
+def _another_export(folder: Path) -> None:
+    """Its gaps and commits are not those of the folder that is read."""
+    told = Histories()
+    told.tell("c", "published", "succeeded")
+    write_lines(folder / "outcomes" / "shop" / "date=2026-01-31" / "hour=12" / "outcomes.jsonl", told.events)
+    write_lines(folder / "outcomes" / "shop" / "_gaps.jsonl", [{"after": "1-0", "lost": 7}])
+
+
 BAD_INPUTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "a truncated file": (_truncated, "cut-off.parquet"),
     "a Parquet file without a byte": (_without_bytes, "nothing.parquet is not a whole Parquet file: it is empty"),
@@ -155,6 +165,7 @@ BAD_INPUTS: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda folder: _commit(folder, '{"files": [], "gaps": [1]}'),
         "is not a commit of an export",
     ),
+    "another export within": (_another_export, "/outcomes holds another export, in shop: give each export books of its own"),
     "a broken gap": (lambda folder: (folder / "outcomes" / "_gaps.jsonl").write_text("{"), "holds a line that is not JSON"),
 }
 
@@ -232,3 +243,16 @@ def test_a_file_that_may_not_be_read_is_named(tmp_path: Path) -> None:
     assert line.startswith("redelivery: ")
     assert line.endswith(f"{secret} cannot be opened: permission denied")
     assert not (tmp_path / "books").exists()
+
+
+def test_files_of_one_name_in_two_folders_are_both_read(spark: SparkSession, tmp_path: Path) -> None:
+    """Also if both folders have the same date."""
+    told = Histories()
+    told.write(tmp_path)
+    for shop in ("north", "south"):
+        each = Histories()
+        each.tell(shop, "published")
+        write_lines(tmp_path / "outcomes" / shop / "date=2026-01-31" / "part-0.jsonl", each.events)
+    told.hold("b", "queue")
+    summary = told.reconcile(spark, tmp_path)
+    assert (summary.verdicts["lost"], summary.events) == (2, 2)

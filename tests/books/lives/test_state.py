@@ -243,6 +243,24 @@ def test_a_state_of_somebody_elses_is_refused(spark: SparkSession, tmp_path: Pat
     assert not (tmp_path / "books").exists()
 
 
+def test_files_that_are_named_one_by_one_are_each_read_once(spark: SparkSession, tmp_path: Path) -> None:
+    """A file without a date is known by its name. What has that name and other contents is refused, and not left unread."""
+    told = Histories()
+    books = told.write(tmp_path, state=str(tmp_path / "state"))
+    for day in (1, 2):
+        each, file = Histories(), tmp_path / f"day-{day}.jsonl"
+        each.tell(f"lost-{day}", "published")
+        each.hold("held", "queue", seen_ms=NOON + day * HOUR)
+        write_lines(file, each.events)
+        write_lines(tmp_path / "inventory" / "inventory.jsonl", each.inventory)
+        summary = reconcile(spark, replace(books, outcomes=str(file)))
+        assert (summary.events, summary.verdicts["lost"], summary.standing) == (1, 1, {} if day == 1 else {"lost": 1})
+    grown = tmp_path / "day-2.jsonl"
+    grown.write_text(grown.read_text() * 2)
+    with pytest.raises(InputError, match=r"day-2\.jsonl has \d+ bytes, and an earlier run read \d+ bytes under this name"):
+        reconcile(spark, replace(books, outcomes=str(grown)))
+
+
 @pytest.mark.full
 def test_a_state_whose_name_was_on_its_way_is_not_forgotten(spark: SparkSession, tmp_path: Path) -> None:
     """Without an atomic rename, the old name is removed first: a run that died then has left the new state beside it."""

@@ -16,7 +16,20 @@ from ..lives.plain import ANNOUNCED, NOTHING_TOLD, announced
 from ..report.wording import counted
 from ..spark.few_rows import side_by_side
 from ..spark.sql import row_of
-from .reading import Listing, Taken, date_of, find, listing, not_noted, paths_of, read_events, read_gaps, read_inventory, read_taken
+from .reading import (
+    Listing,
+    Taken,
+    date_of,
+    find,
+    listing,
+    not_noted,
+    paths_of,
+    read_events,
+    read_gaps,
+    read_inventory,
+    read_taken,
+    sizes_of,
+)
 from .state import Run
 
 if TYPE_CHECKING:
@@ -93,6 +106,7 @@ class Inputs:
             base,
             version=base.version + 1,
             read={**base.read, **{key: file.path for key, file in self.listed.files.items()}},
+            sizes={**base.sizes, **sizes_of(self.listed.files)},
             commits=sorted({*base.commits, *self.listed.commits}),
             gaps=self.all_gaps,
             watermark_ms=max(known, default=None),
@@ -156,7 +170,7 @@ def gather(  # noqa: PLR0917 - all inputs of a run
 def _listed(files: Files, uri: str, found: list[File], base: Run | None, *, only: set[str] | None = None) -> Listing:
     if base is None:
         return listing(files, uri, found)
-    listed = listing(files, uri, found, known={*base.read, *base.commits}, since=base.forgotten)
+    listed = listing(files, uri, found, known={*base.read, *base.commits}, read=base.sizes, since=base.forgotten)
     if only is not None:
         listed.files = {key: file for key, file in listed.files.items() if key in only}
     return listed

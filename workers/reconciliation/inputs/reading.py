@@ -75,9 +75,8 @@ def root_of(uri: str) -> str:
 
 
 def key_of(path: str, root: str) -> str:
-    """The name of a file that does not depend on where the export is: its path from the date on, or from the folder's root."""
-    found = _DATE.search(path)
-    return path[found.start() :].lstrip("/") if found is not None else path.removeprefix(root).lstrip("/")
+    """The name of a file that does not depend on where the export is: its path below the root, or its name if it is the root."""
+    return path.removeprefix(root).lstrip("/") or path.rpartition("/")[2]
 
 
 def date_of(key: str) -> str | None:
@@ -86,14 +85,28 @@ def date_of(key: str) -> str | None:
     return None if found is None else found[1]
 
 
-def listing(files: Files, uri: str, found: Iterable[File], *, known: AbstractSet[str] = frozenset(), since: str = "") -> Listing:
+def listing(
+    files: Files,
+    uri: str,
+    found: Iterable[File],
+    *,
+    known: AbstractSet[str] = frozenset(),
+    read: Mapping[str, int] | None = None,
+    since: str = "",
+) -> Listing:
     """The files among `found` to read.
 
-    Left out are files and commits that are `known`, and those of a date before `since`.
+    Left out are files and commits that are `known`, and those of a date before `since`. `read` has the sizes of known files, as
+    they were read. Raises `InputError` if one is different now, or if another export lies within this one.
     """
     root = files.absolute(root_of(uri))
     whole, part = root.rstrip("/"), files.absolute(uri).rstrip("/")
-    here = {key: file for file in found if (key := key_of(file.path, whole)) not in known and (date_of(key) or "9") >= since}
+    all_here = {key_of(file.path, whole): file for file in found}
+    _check_is_one(files, uri, whole, all_here)
+    for key, size in (read or {}).items():
+        if key in all_here:
+            _check_unchanged(all_here[key], size)
+    here = {key: file for key, file in all_here.items() if key not in known and (date_of(key) or "9") >= since}
     result = Listing()
     folder = f"{whole}/{COMMITS}"
     if not files.exists(folder):
@@ -122,6 +135,29 @@ def listing(files: Files, uri: str, found: Iterable[File], *, known: AbstractSet
     result.files = {key: file for key, file in here.items() if key in named or not _OURS.search(key)}
     result.uncommitted = len(here) - len(result.files)
     return result
+
+
+def _check_is_one(files: Files, uri: str, whole: str, keys: Iterable[str]) -> None:
+    """Raises `InputError` if an export lies below this folder: its commits and gaps would not be read."""
+    inner = {key[: found.start()] for key in keys if (found := _DATE.search(key))} - {""}
+    for each in sorted(inner):
+        if files.beginning(f"{whole}/{each}", "_"):
+            msg = f"{uri} holds another export, in {each}: give each export books of its own, or move it away"
+            raise InputError(msg)
+
+
+def _check_unchanged(file: File, size: int) -> None:
+    if file.size != size:
+        msg = (
+            f"{file.path} has {file.size} bytes, and an earlier run read {size} bytes under this name: what came later would not "
+            "be read. Write new events to files with new names"
+        )
+        raise InputError(msg)
+
+
+def sizes_of(found: Mapping[str, File]) -> dict[str, int]:
+    """The sizes of those files by key that the export has not written: only the names of its own files tell what is in them."""
+    return {key: file.size for key, file in found.items() if not _OURS.search(key)}
 
 
 def check_size(file: File, size: int) -> None:

@@ -46,15 +46,17 @@ _LIVES_PER_FILE: Final = 1_000_000
 class Run:
     """The record of a run in its state.
 
-    `version` is its number, 0 before the first. `read` are all files that were read (by key) and are not forgotten, `commits` the
-    export's commits that name them, `gaps` the reported gaps. `watermark_ms` is the latest time of an event, `forgotten` the date
-    before which nothing is known. `fresh` are the files that this run read, and `given` its other inputs: the two say whether a run
-    repeats the last one. `lives` is how many open lives it left; `unnamed` says whether one of them has no queue, `redriven`
-    whether one was opened by a redrive. Both are true if a state does not say it.
+    `version` is its number, 0 before the first. `read` are all files that were read (by key) and are not forgotten, `sizes` the
+    bytes of those that something else than the export wrote, `commits` the export's commits that name them, `gaps` the reported
+    gaps. `watermark_ms` is the latest time of an event, `forgotten` the date before which nothing is known. `fresh` are the files
+    that this run read, and `given` its other inputs: the two say whether a run repeats the last one. `lives` is how many open lives
+    it left; `unnamed` says whether one of them has no queue, `redriven` whether one was opened by a redrive. Both are true if a
+    state does not say it.
     """
 
     version: int = 0
     read: dict[str, str] = field(default_factory=dict)
+    sizes: dict[str, int] = field(default_factory=dict)
     commits: list[str] = field(default_factory=list)
     gaps: list[dict[str, Any]] = field(default_factory=list)
     watermark_ms: int | None = None
@@ -75,7 +77,8 @@ class Run:
         """The same without files and commits of days before the oldest day that is kept."""
         since = max(datetime.fromtimestamp(max(as_of_ms - keep_ms, 0) / 1000, UTC).strftime("%Y-%m-%d"), self.forgotten)
         read = {key: uri for key, uri in self.read.items() if (date_of(key) or "9") >= since}
-        return replace(self, read=read, commits=[name for name in self.commits if name >= since], forgotten=since)
+        sizes = {key: size for key, size in self.sizes.items() if key in read}
+        return replace(self, read=read, sizes=sizes, commits=[name for name in self.commits if name >= since], forgotten=since)
 
 
 class State:
