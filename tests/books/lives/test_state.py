@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -259,6 +260,23 @@ def test_files_that_are_named_one_by_one_are_each_read_once(spark: SparkSession,
     grown.write_text(grown.read_text() * 2)
     with pytest.raises(InputError, match=r"day-2\.jsonl has \d+ bytes, and an earlier run read \d+ bytes under this name"):
         reconcile(spark, replace(books, outcomes=str(grown)))
+
+
+def test_a_state_that_has_lost_a_file_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    """Else its open lives would be forgotten, and nobody would hear of those that are lost."""
+    told = Histories()
+    told.tell("open", "published")
+    told.hold("open", "queue")
+    state = tmp_path / "state"
+    told.reconcile(spark, tmp_path, state=str(state))
+    later = Histories()
+    later.tell("b", "published", SUCCEEDED, start_ms=NOON + HOUR)
+    write_lines(tmp_path / "outcomes" / "date=2026-01-31" / "hour=13" / "outcomes.jsonl", later.events)
+    for place in ("lives/*.parquet", "lives"):
+        for each in (state / "v00000001").glob(place):
+            shutil.rmtree(each) if each.is_dir() else each.unlink()
+        with pytest.raises(InputError, match="/lives is broken: it has 0 lives, and 1 were written"):
+            reconcile(spark, told.write(tmp_path, state=str(state)))
 
 
 @pytest.mark.full

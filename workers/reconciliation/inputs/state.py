@@ -10,7 +10,7 @@ file, which is read then.
 Each run writes all open lives again: so the state needs no compaction. Whatever is older than `keep` is forgotten: files of such
 days count as read, and their discrepancies are no longer known.
 
-Refused, with `InputError`: a folder that is no state, and a state that another run changed meanwhile.
+Refused, with `InputError`: a folder that is no state, a state that is not whole, and one that another run changed meanwhile.
 """
 
 from __future__ import annotations
@@ -98,10 +98,17 @@ class State:
         return self._read(run.version - 1)
 
     def lives(self, run: Run, schema: StructType) -> DataFrame:
-        """The open lives that a run left; a column that it did not know is null, or 0 if it counts an outcome."""
+        """The open lives that a run left; a column that it did not know is null, or 0 if it counts an outcome.
+
+        Raises `InputError` if there are more or fewer of them.
+        """
         if run.version == 0 or not run.lives:
             return empty(self._spark, schema)
-        found = self._spark.read.schema(schema).parquet(literal(f"{self._version(run.version)}/lives"))
+        folder = f"{self._version(run.version)}/lives"
+        is_there = self._files.exists(folder)
+        found = self._spark.read.schema(schema).parquet(literal(folder)) if is_there else empty(self._spark, schema)
+        if (count := found.count()) != run.lives:
+            raise InputError(_broken(folder, f"it has {count:,} lives, and {run.lives:,} were written"))
         return found.fillna(0, [name for name in STEPS if name in schema.names])
 
     def write(self, run: Run, lives: DataFrame, *, about: int) -> Run:
