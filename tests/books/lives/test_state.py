@@ -14,6 +14,7 @@ from pyarrow import parquet
 from redelivery.errors import InputError
 from redelivery.workers.reconciliation.inputs.state import Run
 from redelivery.workers.reconciliation.job import Books, reconcile
+from redelivery.workers.reconciliation.spark.files import Files
 from tests.books.lives.test_oracle import ENDS, opinion, told_at_random
 from tests.support.books.spark_session import NOON, Histories, Row, rows, spark, write_lines
 
@@ -277,6 +278,30 @@ def test_a_state_that_has_lost_a_file_is_refused(spark: SparkSession, tmp_path: 
             shutil.rmtree(each) if each.is_dir() else each.unlink()
         with pytest.raises(InputError, match="/lives is broken: it has 0 lives, and 1 were written"):
             reconcile(spark, told.write(tmp_path, state=str(state)))
+
+
+def test_a_run_that_dies_while_it_writes_the_trend_is_done_again(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half a trend is not read."""
+    told = Histories()
+    told.tell("open", "published")
+    books = told.write(tmp_path, state=str(tmp_path / "state"))
+    told.hold("open", "queue")
+    told.write(tmp_path)
+    reconcile(spark, books)
+    whole, state = Files.write, str(tmp_path / "state")
+
+    def died(files: Files, uri: str, text: str) -> None:
+        whole(files, uri, text[:5] if "trend" in uri and state in uri else text)
+        if "trend" in uri and state in uri:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Files, "write", died)
+    with pytest.raises(KeyboardInterrupt):
+        reconcile(spark, books)
+    monkeypatch.undo()
+    assert reconcile(spark, books).verdicts["in_flight"] == 1
 
 
 @pytest.mark.full

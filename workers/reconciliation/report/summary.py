@@ -202,8 +202,10 @@ def read_trend(files: Files, output: str) -> list[Line]:
 
 
 def write_trend(files: Files, lines: list[Line], folder: str) -> None:
-    """Write the lines."""
-    files.write(f"{folder.rstrip('/')}/{TREND}", json.dumps(lines, indent=1) + "\n")
+    """Write the lines. A run that dies meanwhile leaves the earlier ones."""
+    name, new = (f"{folder.rstrip('/')}/{each}" for each in (TREND, f".{TREND}.new"))
+    files.write(new, json.dumps(lines, indent=1) + "\n")
+    files.replace(new, name)
 
 
 def line_of(summary: Summary) -> Line:
