@@ -152,19 +152,22 @@ class _Run:
         summary = replace(summary, **self._about())
         if summary.has_questions and self.inputs.base is not None and self.inputs.base.read:
             self.ways.look_back()
+        # A repetition leaves the state that there is: while it was written again, there would be none.
+        is_new = state is not None and self.inputs.base is state.last
         with replacing(self.files, self.output) as folder:
             say(f"writing {books.output}")
             works = self._writing(judged, folder, summary)
-            if state is not None:  # the state takes longest to write
+            if state is not None and is_new:  # the state takes longest to write
                 works.insert(0, partial(self._write_state, state, judged))
             summary = replace(summary, figures=reduce(or_, self.ways.done(works)))
             trend = merged(self._trend(), line_of(summary))
             write_summary(self.files, summary.to_dict(), folder)
             write_trend(self.files, trend, folder)
             self.files.write(f"{folder}/{REPORT}", page(summary, trend))
-        if state is not None and self.left is not None:
+        if state is not None:
             say(f"writing {books.state}")
-            state.commit(self.left)
+            if self.left is not None:
+                state.commit(self.left)
             write_trend(self.files, trend, str(books.state))
         say(f"wrote {books.output.rstrip('/')}/{REPORT}")
         return summary

@@ -12,7 +12,7 @@ import pytest
 from pyarrow import parquet
 
 from redelivery.errors import InputError
-from redelivery.workers.reconciliation.inputs.state import Run
+from redelivery.workers.reconciliation.inputs.state import Run, State
 from redelivery.workers.reconciliation.job import Books, reconcile
 from redelivery.workers.reconciliation.spark.files import Files
 from tests.books.lives.test_oracle import ENDS, opinion, told_at_random
@@ -302,6 +302,42 @@ def test_a_run_that_dies_while_it_writes_the_trend_is_done_again(
         reconcile(spark, books)
     monkeypatch.undo()
     assert reconcile(spark, books).verdicts["in_flight"] == 1
+
+
+def test_a_repetition_that_dies_leaves_the_state_as_it_was(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The repeated run made the current state, and there is no other with its lives."""
+    told = Histories()
+    told.tell("open", "published")
+    told.hold("open", "queue")
+    books = told.write(tmp_path, state=str(tmp_path / "state"))
+    first = reconcile(spark, books)
+
+    def died(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Files, "write", died)
+    with pytest.raises(KeyboardInterrupt):
+        reconcile(spark, books)
+    monkeypatch.undo()
+    again = reconcile(spark, books)
+    assert (again.verdicts, again.lives) == (first.verdicts, first.lives)
+
+
+def test_of_two_runs_that_began_with_one_state_the_second_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    """It does not touch what the first one has written."""
+    told = Histories()
+    told.tell("open", "published")
+    books = told.write(tmp_path, state=str(tmp_path / "state"))
+    late = State(spark, Files(spark), str(tmp_path / "state"))
+    reconcile(spark, books)
+    files = sorted((tmp_path / "state" / "v00000001").rglob("*"))
+    with pytest.raises(InputError, match="another run changed the state meanwhile; nothing is lost"):
+        late.write(Run(version=1), spark.range(1), about=1)
+    with pytest.raises(InputError, match="another run changed the state meanwhile; nothing is lost"):
+        late.commit(Run(version=1))
+    assert sorted((tmp_path / "state" / "v00000001").rglob("*")) == files
 
 
 @pytest.mark.full

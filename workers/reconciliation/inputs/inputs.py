@@ -137,7 +137,8 @@ def gather(  # noqa: PLR0917 - all inputs of a run
     given = {**options, "taken_ms": taken.seen_ms, "inventory": sorted([each.name, each.size] for each in held)}
     base = None if state is None else state.last
     listed = _listed(files, outcomes, found, base)
-    if state is not None and base is not None and not listed.files and base.version and base.given == given:
+    is_same = base is not None and base.version > 0 and base.given == given and all(each in base.gaps for each in gaps)
+    if state is not None and base is not None and is_same and not listed.files:
         base = state.before(base)
         listed = _listed(files, outcomes, found, base, only=set(state.last.fresh))
     if state is None and not listed.files:

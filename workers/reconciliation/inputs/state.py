@@ -113,6 +113,7 @@ class State:
 
     def write(self, run: Run, lives: DataFrame, *, about: int) -> Run:
         """Write a version of `about` so many lives, which is not the current one yet; returns it with the counts of its lives."""
+        self._check_current()
         folder = self._version(run.version)
         self._files.remove(folder)
         lives.coalesce(max(1, -(-about // _LIVES_PER_FILE))).write.parquet(f"{folder}/lives")
@@ -124,15 +125,18 @@ class State:
 
     def commit(self, run: Run) -> None:
         """Make it the current version, and remove all versions except it and the one before."""
-        if self._current() not in {self.last.version, run.version}:
-            msg = f"{self.uri}: another run changed the state meanwhile; nothing is lost: run this one again, one at a time"
-            raise InputError(msg)
+        self._check_current()
         new = f"{self.uri}/{_NEXT}"
         self._files.write(new, json.dumps({"version": run.version, "format": _FORMAT}))
         self._files.replace(new, f"{self.uri}/{CURRENT}")
         for name in self._files.names(self.uri):
             if name.startswith("v") and name[1:].isdigit() and not run.version - 1 <= int(name[1:]) <= run.version:
                 self._files.remove(f"{self.uri}/{name}")
+
+    def _check_current(self) -> None:
+        if self._current() != self.last.version:
+            msg = f"{self.uri}: another run changed the state meanwhile; nothing is lost: run this one again, one at a time"
+            raise InputError(msg)
 
     def _version(self, number: int) -> str:
         return f"{self.uri}/v{number:08}"
