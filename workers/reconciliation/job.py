@@ -309,7 +309,7 @@ def _look(lives: DataFrame, plain: SortedOut | None, books: Books, inputs: Input
     elif facts.get("misplaced"):
         told = f"{facts['misplaced']} rows have no task_id, seen_ms or known place: this is not an inventory"
         msg = f"{books.inventory}: {told}; {_one(inputs.inventory, IS_MISPLACED)}"
-    elif not facts.get("events") and not inputs.open_before:
+    elif not facts.get("events") and not (inputs.base and inputs.base.version):
         msg = f"{books.outcomes} holds no outcome events: export them first, or look at the path"
     else:
         return facts

@@ -325,6 +325,26 @@ def test_a_repetition_that_dies_leaves_the_state_as_it_was(
     assert (again.verdicts, again.lives) == (first.verdicts, first.lives)
 
 
+def test_a_quiet_day_has_books_too(spark: SparkSession, tmp_path: Path) -> None:
+    """Nothing is open, no event is new, and the broker is empty; a gap that is new is told once."""
+    told = Histories()
+    told.tell("a", "published", SUCCEEDED)
+    told.hold("b", "queue")
+    books = told.write(tmp_path, state=str(tmp_path / "state"))
+    write_lines(tmp_path / "inventory" / "inventory.jsonl", [])
+    taken = tmp_path / "inventory" / "_taken.json"
+    gaps = []
+    for day in range(3):
+        taken.write_text(json.dumps({"seen_ms": NOON + (1 + (day > 0)) * HOUR}))
+        if day == 2:
+            write_lines(tmp_path / "outcomes" / "_gaps.jsonl", [{"after": "1-0", "lost": 7}])
+        summary = reconcile(spark, books)
+        assert (summary.events, summary.verdicts["balanced"]) == ((0, 0) if day else (2, 1))
+        gaps.append(len(summary.gaps))
+    taken.write_text(json.dumps({"seen_ms": NOON + 9 * HOUR}))
+    assert [*gaps, len(reconcile(spark, books).gaps)] == [0, 0, 1, 0]
+
+
 def test_of_two_runs_that_began_with_one_state_the_second_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     """It does not touch what the first one has written."""
     told = Histories()
