@@ -28,6 +28,7 @@ import struct
 import threading
 import time
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -65,8 +66,9 @@ LINGER, ENOUGH = 0.02, 64
 MAX_TOGETHER = 3
 #: Bytes of a message that is published alone: the broker may refuse it for its size.
 LARGE = 64 * 1024
-#: Errors that the broker causes for now, and not a move.
+#: Errors that the broker causes for now, and not a move; and those by which it forbids a move, unless they are among the first.
 NOT_NOW = (OSError, BrokerUnavailable)
+FORBIDDEN = (amqp.AccessRefused, BrokerError)
 
 #: What py-amqp raises if a message or a name cannot be written in AMQP, before it sends any part of it.
 UNWRITABLE = (FrameSyntaxError, struct.error, UnicodeError, OverflowError, RecursionError)
@@ -83,8 +85,8 @@ class Move:
 
     `prepare` declares what the target needs, and returns False if it is missing and may not be made: then nothing has changed
     (`MISSING`). `is_current` tells whether this worker may still end the delivery. A message that cannot be routed is tried again
-    and again; if not `may_wait`, the answer is `MISSING`, too. `moved` and `ended_message` are written into the journal. `further`
-    is recorded together with `event`.
+    and again; if not `may_wait`, the answer is `MISSING`, too, and a move that the broker forbids ends (`refusal`). `moved` and
+    `ended_message` are written into the journal. `further` is recorded together with `event`.
     """
 
     event: Event | None
@@ -102,11 +104,24 @@ class Move:
     #: Whether it has failed alone. Then it is never carried out with others again.
     is_refused: bool = False
     answer: Answer | None = None
+    #: Why the broker has forbidden it.
+    refusal: Exception | None = None
 
     def wait(self, seconds: float) -> bool:
-        """Wait until the move has ended, at most this long; return whether it has. Few wait, so one condition serves all moves."""
+        """Wait until the move has ended, at most this long; return whether it has. Raises one of `FORBIDDEN` if it is forbidden.
+
+        Few wait, so one condition serves all moves.
+        """
         with ENDED:
-            return ENDED.wait_for(lambda: self.answer is not None, seconds)
+            has_ended = ENDED.wait_for(lambda: self.answer is not None, seconds)
+        if self.refusal is not None:
+            raise self.refusal
+        return has_ended
+
+    def is_forbidden_by(self, exc: Exception) -> bool:
+        """Whether it ends with this error: somebody waits for it, and no message of it has arrived."""
+        is_out = self.is_there and self.message is not None
+        return not self.may_wait and not is_out and isinstance(exc, FORBIDDEN) and not isinstance(exc, NOT_NOW)
 
     def told(self, numbers: Numbering) -> list[tuple[str, Event]]:
         """Its events, each with its id; the same ids at each call."""
@@ -238,7 +253,9 @@ class Publisher:
                 self._disconnect()
                 if self._stopped and failures > 1:
                     return
-                if failures > MAX_TOGETHER and not isinstance(exc, NOT_NOW):
+                if failures > MAX_TOGETHER and tried[0].is_forbidden_by(exc):
+                    self._forbid(tried[0], exc)
+                elif failures > MAX_TOGETHER and not isinstance(exc, NOT_NOW):
                     log.error("transition.failed", tag="", error=error, again_in=QUARANTINE, waiting=self.waiting())
                     tried[0].is_refused = True
                     self._quarantined.append((time.monotonic() + QUARANTINE, tried[0]))
@@ -248,6 +265,13 @@ class Publisher:
                     wait = min(wait * 2, MAX_WAIT)
             batch = [move for move in batch if move.answer is None and not self._is_quarantined(move)]
         self._was_broken = False
+
+    def _forbid(self, move: Move, why: Exception) -> None:
+        """End the move of somebody who waits for it: the message stays where it is."""
+        with suppress(Exception):  # if no entry can be written, none was
+            self._note_moved(HAS_STAYED, [move])
+        move.refusal = why
+        move.end(Answer.MISSING)
 
     def _is_quarantined(self, move: Move) -> bool:
         return any(move is each for _, each in self._quarantined)

@@ -91,6 +91,34 @@ def test_letters_are_seen_when_it_is_told_to_look_and_one_goes_back(
     assert (rabbit.depth(LETTERS), rabbit.depth(QUEUE)) == (0, 1)
 
 
+def test_a_user_without_the_right_learns_it_at_once_and_holds_no_letter(
+    rabbit: Rabbit, tmp_path: Path, opened: Callable[..., WebPage]
+) -> None:
+    """The page names the queue that its broker user may not use; the letter stays, and goes back by somebody who may."""
+    Place("rabbit-quorum", rabbit, tmp_path).put(letter(task_message("task-of-rabbit-1")))
+    with rabbit.connection() as connection:
+        connection.default_channel.queue_declare(QUEUE, durable=True, auto_delete=False)
+    user = f"few-{rabbit.name}"
+    rabbit.node.evaluate(
+        f'ok = rabbit_auth_backend_internal:add_user(<<"{user}">>, <<"few">>, <<"tests">>), '
+        f'ok = rabbit_auth_backend_internal:set_permissions(<<"{user}">>, <<"{rabbit.name}">>, '
+        f'<<"^$">>, <<"^$">>, <<"^(DLQ[.].*|{QUEUE})$">>, <<"tests">>).'
+    )
+    operator = opened("--allow", "look,redrive", url=f"amqp://{user}:few@{rabbit.url.partition('@')[2]}").operator()
+    [form] = operator.get(f"/letters?queue={LETTERS}").forms("/look")
+    [href] = operator.follow(operator.post("/look", form)).links("/letter?")
+    [form, *_] = operator.get(href).forms("/letter/redrive")
+    refused = operator.post("/letter/redrive", form)
+    assert refused.status == 503
+    assert "ACCESS_REFUSED - access to queue 'redelivery.outcomes'" in refused.read
+    until(lambda: rabbit.depth(LETTERS) == 1, 5, "the letter to be in its queue again")
+    operator = opened("--allow", "look,redrive").operator()
+    operator.post("/look", operator.get(f"/letters?queue={LETTERS}").forms("/look")[0])
+    [form, *_] = operator.get(href).forms("/letter/redrive")
+    assert operator.post("/letter/redrive", form).status == 303
+    assert (rabbit.depth(LETTERS), rabbit.depth(QUEUE)) == (0, 1)
+
+
 @pytest.fixture
 def proxy(rabbit: Rabbit) -> Iterator[Proxy]:
     """A way to the node that can be made slow."""

@@ -25,7 +25,7 @@ from redelivery.middleware.brokers.rabbitmq.journal.entries import Moved, digest
 from redelivery.middleware.brokers.rabbitmq.journal.letter_look import await_looks
 from redelivery.middleware.brokers.rabbitmq.messages import home_of, message_of
 from redelivery.middleware.brokers.rabbitmq.peek import Found, Look, counts_of, depth_of
-from redelivery.middleware.brokers.rabbitmq.publisher import Move
+from redelivery.middleware.brokers.rabbitmq.publisher import FORBIDDEN, Move
 from redelivery.middleware.brokers.rabbitmq.topology import declare_letters, has_exchange, queue_type_of
 from redelivery.middleware.logs import log
 from redelivery.middleware.ports import Answer, ignore
@@ -158,7 +158,7 @@ class AmqpLetterStore:
         for each, one in zip(going, found, strict=True):
             fate = None if one is None else fates.get(one.raw)
             if fate is not None:
-                moves = [Move(event, ignore, event_id=event.event_id) for event in fate.events]
+                moves = [Move(event, ignore, may_wait=False, event_id=event.event_id) for event in fate.events]
             else:
                 moves = [] if one is None else [each.move(name, functools.partial(prepare, each.target[0]), now_ms)]
             asked.append((one, fate, [publisher.submit(move) for move in moves]))
@@ -171,9 +171,11 @@ class AmqpLetterStore:
             return Answer.ALREADY
         if fate is not None and fate.is_in_doubt:
             return Answer.UNSURE
-        for move in moves:
-            if not move.wait(until - time.monotonic()):
+        try:
+            if not all(move.wait(until - time.monotonic()) for move in moves):
                 return BrokerError(UNCONFIRMED)
+        except FORBIDDEN as exc:
+            return exc
         if any(move.answer is not Answer.DONE for move in moves):
             return Answer.MISSING
         letters.take(found)
