@@ -53,6 +53,9 @@ if TYPE_CHECKING:
     from ..ports import Held, Session
     from ..runtime import Runtime
 
+#: What an operator does about a broker that refuses a worker's command.
+NEEDED = "rename none of its commands, and give its user a worker's rights (deploying.md, the least rights)"
+
 
 class Ingress(bootsteps.StartStopStep):
     """The bootstep."""
@@ -119,12 +122,24 @@ class Ingress(bootsteps.StartStopStep):
         lighten(self.runtime.app, self.runtime, str(self._hostname))
 
     def start(self, consumer: Consumer) -> None:
-        """The consumer has connected, for the first time or again."""
+        """The consumer has connected, for the first time or again; a worker whose broker refuses a command ends with one line."""
+        with _refusing():
+            try:
+                self._start(consumer)
+            except consumer.connection_errors:  # Celery's consumer connects again
+                raise
+            except Exception as exc:
+                transport, retries = self.runtime.transport, consumer.app.conf.broker_channel_error_retry
+                if retries or transport.is_transient(exc) or not transport.is_driver_error(exc):
+                    raise
+                msg = f"the broker refuses what a worker needs: {exc}; {NEEDED}"
+                raise BrokerError(msg) from exc
+
+    def _start(self, consumer: Consumer) -> None:
         is_first = not self.runtime.worker
         begin(self.runtime, consumer.hostname)
         if self.runtime.enforces and (session := self.runtime.transport.session) is not None:
-            with _refusing():
-                _attach(session, consumer)
+            _attach(session, consumer)
             give_back_last(self.runtime)
         self._use_loop(consumer)
         path = self.runtime.transport.fast_path if self.runtime.enforces and self.runtime.settings.fast_results else None
@@ -135,8 +150,7 @@ class Ingress(bootsteps.StartStopStep):
             spare_the_handler(consumer, self.runtime)
         is_ours = self._receive(consumer)
         if is_first:
-            with _refusing():
-                check_dead_letter_queues(self.runtime)
+            check_dead_letter_queues(self.runtime)
             announce(self.runtime, consumer, is_ours=is_ours)
 
     def _receive(self, consumer: Consumer) -> bool:

@@ -251,3 +251,16 @@ def test_a_worker_with_the_least_rights_does_everything(guarded: Guarded) -> Non
         text = worker.text
     assert guarded.denials == set()
     assert not re.search(r"NOPERM|event=\S+\.(refused|failed|not_seen|tracking_refused)", text), text[-2000:]
+
+
+@pytest.mark.parametrize("right", ["info", "hset"])
+def test_a_worker_without_a_right_that_it_needs_ends_with_one_line(guarded: Guarded, right: str) -> None:
+    """The line says who has to do what: Celery alone would end with a traceback."""
+    guarded.client.flushdb()
+    guarded.admit("worker", f"-{right}")
+    with tempfile.TemporaryDirectory(prefix="rd-", ignore_cleanup_errors=True) as name:
+        worker = Shop(guarded, Path(name), settings=SETTINGS, conf=CONF).start(wait=False)  # type: ignore[arg-type]
+        assert worker.process.wait(60) == 1
+        [line] = [line for line in worker.text.splitlines() if "redelivery: error:" in line]
+        assert "a worker's rights (deploying.md, the least rights)" in line
+        assert "Traceback" not in worker.text
