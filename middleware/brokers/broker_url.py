@@ -45,8 +45,9 @@ def check_broker_url(app: Celery) -> None:
             if is_redis and READ_DATABASE is not None:
                 said = "its last part must be the number of a database"
                 READ_DATABASE(None, made.virtual_host)
-        except KeyError:
-            why = f"No such transport: {_scheme(app)}"
+        except KeyError as exc:
+            is_transport = "No such transport" in str(exc)  # kombu also looks a value such as that of ssl_cert_reqs up
+            why = f"No such transport: {_scheme(app)}" if is_transport else "kombu does not know a value in the part after its ?"
             raise _refused(why) from None  # the cause repeats a part of the address
         except ValueError:
             raise _refused(said or "its port must be a number") from None  # as above

@@ -48,7 +48,7 @@ def _reach(app: Celery) -> None:
             connection.ensure_connection(max_retries=1, interval_start=0.1, timeout=TIMEOUT)
         except OperationalError as exc:
             raise _refusal(connection, exc) from exc
-        except ValueError as exc:  # the URL of a Sentinel lacks the name of its master, for instance
+        except (ValueError, TypeError) as exc:  # a Sentinel's URL lacks the name of its master, a time-out in a socket's is text
             msg = f"broker {connection.as_uri()} cannot be used: {exc}; correct broker_url or broker_transport_options"
             raise ConfigurationError(msg) from exc
 

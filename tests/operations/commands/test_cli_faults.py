@@ -67,6 +67,7 @@ def test_a_wrong_app_or_broker_is_one_line(folder: Path, words: tuple[str, ...],
         ("redis://127.0.0.1:1/0;secret@127.0.0.1:1/0", "it does not begin with a scheme such as redis://"),
         ("redis://127.0.0.1:1/0?x=secret@z", "there is an @ after its host"),
         ("redis://127.0.0.1:1/0?password=secret", "the part after its ? is not an option of kombu"),
+        ("rediss://127.0.0.1:1/0?ssl_cert_reqs=secret", "kombu does not know a value in the part after its ?"),
         ("redis://:secret@[::1]:1/0", "does not answer"),
         ("redis+socket://:secret@/no/such/socket", "does not answer"),
         ("127.0.0.1", "refused the connection"),
@@ -301,6 +302,12 @@ def test_a_broker_that_accepts_and_does_not_answer_is_one_line(folder: Path) -> 
 def test_a_sentinel_without_the_name_of_its_master_is_one_line(folder: Path) -> None:
     """What kombu raises there says what is missing."""
     refused(Command(folder, "sentinel://127.0.0.1:1").run("-A", "shopfront", "dlq", "list"), "cannot be used")
+
+
+def test_an_option_of_a_socket_that_is_no_text_is_one_line(server: Server, folder: Path) -> None:
+    """The driver fails in its own way there, because kombu hands the options on as text."""
+    wrong = Command(folder, f"{server.url}?socket_timeout=5")
+    refused(wrong.run("-A", "shopfront", "dlq", "list"), "correct broker_url or broker_transport_options")
 
 
 def test_a_wrong_user_is_refused_and_not_away(server: Server, folder: Path) -> None:
