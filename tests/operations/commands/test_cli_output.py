@@ -150,6 +150,12 @@ def test_columns_are_left_out_in_turn_and_named(terminal: Callable[[int], None])
     ]
 
 
+def test_what_was_left_out_is_named_whole_on_the_narrowest_terminal(terminal: Callable[[int], None]) -> None:
+    """The end of that line says how to see it."""
+    terminal(24)
+    assert shown()[3:] == ["(no room for: reason,", " attempts; see --wide)"]
+
+
 def test_wide_characters_count_twice(terminal: Callable[[int], None]) -> None:
     """As a terminal shows them."""
     terminal(20)

@@ -19,7 +19,7 @@ from redelivery.display import harmless, safe
 from redelivery.settings.values import suggestion
 
 from ...operations.words.numbers import plain
-from .screen import USUAL, coloured, cut, screen_width, width_of
+from .screen import coloured, cut, screen_width, width_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -113,9 +113,11 @@ def table(
     layout = [(at, each, widths[at], is_right[at]) for at, each in enumerate(chosen) if widths[at]]
     lines = [*(_line(row, layout, is_heading=True) for row in headings), *(_line(row, layout) for row in cells)]
     dropped = [each.heading for each, width in zip(chosen, widths, strict=True) if not width]
+    shown = [indent + line for line in lines]
     if dropped and has_headings:
-        lines.append(click.style(cut(f"(no room for: {', '.join(dropped)}; see --wide)", limit or USUAL), dim=True))
-    return "\n".join(indent + line for line in lines)
+        note = wrapped(f"{indent}(no room for: {', '.join(dropped)}; see --wide)", len(indent) + 1)
+        shown.append(click.style(note, dim=True))
+    return "\n".join(shown)
 
 
 def _in_colours(cells: list[list[str]], columns: Sequence[Column]) -> list[list[str]]:
