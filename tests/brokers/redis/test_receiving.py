@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import functools
 import json
+import os
+import socket
 import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from kombu import Consumer, Queue
+from kombu.utils import eventio
 from redis import Redis
 from redis.exceptions import ResponseError
 
@@ -16,13 +20,14 @@ from redelivery.middleware.brokers.redis.receiving.channel import Receiving
 from redelivery.middleware.brokers.redis.receiving.receiver import Receiver
 from redelivery.middleware.brokers.redis.scripts import Script, encoded
 from redelivery.middleware.messages.events import Event, Outcome
+from redelivery.middleware.ports import ignore
 from tests.support.bench import QUEUE, Bench
-from tests.support.running import until
+from tests.support.running import Shop, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
-    from tests.support.running import Shop
     from tests.support.servers import Server
 
 
@@ -236,6 +241,28 @@ def test_a_solo_worker_does_not_sleep_while_it_has_work() -> None:
     channel._brpop_start()
     channel._brpop_start()
     assert done == ["first", "looks", "second", "has room"]
+
+
+@pytest.mark.parametrize("poller", [eventio._epoll, eventio._select], ids=["of a hub", "of greenlets"])
+def test_the_connection_of_mingle_is_read_no_more(any_server: Server, folder: Path, poller: type[Any]) -> None:
+    """Its number may become that of another connection, whose data would make the worker wait for an answer that is not due."""
+    with Shop(any_server, folder).app.connection_for_read() as connection, Consumer(connection, [Queue("replies")]):
+        cycle, channel = connection.transport.cycle, connection.default_channel
+        cycle.poller = poller()
+        with pytest.raises(TimeoutError):
+            connection.drain_events(timeout=0.01)
+        (before,) = cycle.fds
+        near, far = socket.socketpair()
+        with near, far:
+            owner: Any = None
+            channel.arm(Receiver(owner, lambda: 1, lambda: 1, ignore))
+            os.dup2(near.fileno(), before)
+            try:
+                far.send(b"!")
+                assert before not in cycle.fds
+                assert not cycle.poller.poll(0)
+            finally:
+                os.close(before)
 
 
 def test_a_queue_without_acknowledgements_is_received_as_any_other(shop: Callable[..., Shop]) -> None:

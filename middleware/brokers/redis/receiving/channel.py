@@ -126,6 +126,7 @@ class Receiving:
         self._receive_pool = pool
         self.client = Redis(connection_pool=pool)
         if previous is not None and previous.connection is not None:
+            self.connection.cycle.leave(self)  # mingle has received by it
             previous.connection.disconnect()
 
     def _on_receive_connect(self: Any, connection: Any) -> None:
@@ -265,6 +266,7 @@ class Receiving:
                     self._read(connection)
         except NoScriptError:
             self._in_poll = None
+            self.connection.cycle.leave(self)
             connection.disconnect()
             raise Empty from None
         except ResponseError as exc:

@@ -31,6 +31,15 @@ class Poller(kombu_redis.MultiChannelPoller):
                 return None
         return super().on_readable(fileno)
 
+    def leave(self, channel: Any) -> None:
+        """Stop reading for a channel whose connection is about to close: its number may become that of another connection.
+
+        kombu would still read for this channel when data come on that other one, and wait for ever for an answer that is not due.
+        """
+        for fileno in [each for each, watched in self._fd_to_chan.items() if watched == (channel, "BRPOP")]:
+            del self._fd_to_chan[fileno]
+            self.poller.unregister(fileno)
+
     def _paused(self) -> Collection[int]:
         """The connections that kombu does not read for now; kombu 5.6 has none."""
         paused: Collection[int] = getattr(self, "_paused_brpop", ())
