@@ -276,9 +276,11 @@ class HeldDelivery:
         if isinstance(decided, Redeliver):
             self._redeliver_lost(request, exc, exc_info, decided)
             return
-        self._tell_failure(request, exc, exc_info)
         log_loss(exc)
-        self.settle(request, Dying(decided, self.runtime.failed_of(exc)))
+        try:
+            self._tell_failure(request, exc, exc_info)
+        finally:  # a receiver of Celery's signals may end the process (`SystemExit`)
+            self.settle(request, Dying(decided, self.runtime.failed_of(exc)))
 
     def _end_of_report(self, request: Any, exc: BaseException, exc_info: ExceptionInfo) -> None:
         """The attempt itself reported an exception that Celery takes for a lost child, or ends its worker for (`MemoryError`).
@@ -291,8 +293,10 @@ class HeldDelivery:
 
     def _redeliver_lost(self, request: Any, exc: BaseException, exc_info: ExceptionInfo | None, decided: Redeliver) -> None:
         state.task_ready(request)
-        Caller.of(request).retried(exc, decided.delay, exc_info)
-        self.redeliver(request, round(decided.delay * 1000), self.runtime.failed_of(exc), crash=True)
+        try:
+            Caller.of(request).retried(exc, decided.delay, exc_info)
+        finally:
+            self.redeliver(request, round(decided.delay * 1000), self.runtime.failed_of(exc), crash=True)
         request.send_event("task-retried", exception=repr(exc), traceback="")
 
     def _tell_failure(self, request: Any, exc: BaseException, exc_info: ExceptionInfo | None = None) -> None:
