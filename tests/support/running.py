@@ -94,7 +94,8 @@ class Shop:
 
     `server` may be a `tests.support.rabbit.Rabbit` as well, for tests that ask it for nothing but its URL, events, letters and
     leftovers. `backend` is the address of a result backend, or whether the broker is one. `versions` are what libraries say of
-    themselves in a worker.
+    themselves in a worker. A `sociable` worker greets its neighbours and watches them, as Celery's do by default (mingle, gossip);
+    the others save that second.
     """
 
     server: Server
@@ -107,6 +108,7 @@ class Shop:
     versions: dict[str, str] = field(default_factory=dict)
     workers: list[Worker] = field(default_factory=list)
     broker: str = ""
+    sociable: bool = False
     _app: Celery | None = None
 
     @property
@@ -155,7 +157,8 @@ class Shop:
         ready.unlink(missing_ok=True)
         log = self.folder / f"worker-{len(self.workers)}.log"
         given = ("-P", pool, "-c", str(concurrency), "-n", f"w{len(self.workers)}@shop", "-l", "INFO")
-        words = ("-A", self.module, "worker", *given, "--without-gossip", "--without-mingle", *words)
+        alone = () if self.sociable else ("--without-gossip", "--without-mingle")
+        words = ("-A", self.module, "worker", *given, *alone, *words)
         if out is None and pool in FORKED:
             process: Any = forked_worker(words, env=self.environment, cwd=self.folder, log=log)
         else:
