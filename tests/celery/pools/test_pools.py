@@ -294,13 +294,15 @@ def test_what_runs_is_finished_and_what_waits_goes_back_when_the_worker_is_told_
     here.waits_for_nothing()
     gate = "warm"
     running = here.filled(places(pool), gate)
-    waiting = [here.send("holds", gate, value=number) for number in range(12)]
+    lasts = 0.5 if pool in GREEN else 0
+    waiting = [here.send("holds", gate, number, lasts) for number in range(12)]
     worker = here.workers[-1]
     worker.process.terminate()
     until(lambda: "Warm shutdown" in worker.text, what="the worker to hear the signal")
     if pool in GREEN:
         # Nothing that can be seen tells when such a worker stops receiving: until its tasks have ended its connections stay, it
-        # answers commands, and it sends no `worker-offline`. If this is too short, more tasks end than the limit below allows.
+        # answers commands, and it sends no `worker-offline`. It has this time, and the two seconds that the tasks of a window last:
+        # if that is too short, more tasks end than the limit below allows.
         time.sleep(1.5)
     elif pool != "solo":  # its only task keeps the loop from looking
         until(lambda: not here.server.client.pubsub_numpat(), what="the worker to stop receiving, messages and commands")
