@@ -229,9 +229,9 @@ def test_what_a_signals_handler_publishes_while_a_batch_is_sent_goes_at_once(
     """It does not take the channel from the batch, which is published as well."""
     publish, sent = batches._publish, []
 
-    def interrupted(*args: Any) -> None:
+    def interrupted(*args: Any, **how: Any) -> None:
         sent.append(producer.send())
-        publish(*args)
+        publish(*args, **how)
 
     monkeypatch.setattr(batches, "_publish", interrupted)
     with producer.install.publishing():
