@@ -51,10 +51,16 @@ def test_the_loop_is_asked_about_no_pipe_that_nothing_is_written_to(shop: Callab
 def test_a_pool_that_shrinks_ends_no_child_that_has_just_been_given_a_task(shop: Callable[..., Shop]) -> None:
     """Both children have a task, and their reports are not read yet: none is idle. The tasks run once, to their end."""
     here = shop()
-    gate = here.folder / "gate"
-    held = [here.send("waits", str(gate)) for _ in range(2)]
-    here.send("follows", held[-1])
+    warm, gate = here.folder / "warm", here.folder / "gate"
     here.start("-I", "tests.support.stops.early_shrink")
+    before = [here.send("waits", str(warm)) for _ in range(2)]
+    until(lambda: all(here.runs(each) for each in before), what="both children to be there")
+    warm.touch()
+    for each in before:
+        here.ended(each, "succeeded")
+    with here.app.redelivery.publishing():  # they are received together
+        held = [here.send("waits", str(gate)) for _ in range(2)]
+        here.send("follows", held[-1])
     (noted,) = until(lambda: here.runs("shrunk"))
     gate.touch()
     assert noted["answer"] == "Can't shrink pool. All processes busy!"
