@@ -105,10 +105,10 @@ class Move:
     is_refused: bool = False
     answer: Answer | None = None
     #: Why the broker has forbidden it.
-    refusal: Exception | None = None
+    refusal: BrokerError | None = None
 
     def wait(self, seconds: float) -> bool:
-        """Wait until the move has ended, at most this long; return whether it has. Raises one of `FORBIDDEN` if it is forbidden.
+        """Wait until the move has ended, at most this long; return whether it has. Raises `BrokerError` if it is forbidden.
 
         Few wait, so one condition serves all moves.
         """
@@ -270,7 +270,7 @@ class Publisher:
         """End the move of somebody who waits for it: the message stays where it is."""
         with suppress(Exception):  # if no entry can be written, none was
             self._note_moved(HAS_STAYED, [move])
-        move.refusal = why
+        move.refusal = why if isinstance(why, BrokerError) else BrokerError(str(why))
         move.end(Answer.MISSING)
 
     def _is_quarantined(self, move: Move) -> bool:

@@ -95,8 +95,10 @@ def _or_given(inner: Any, is_active: Callable[[Any], bool]) -> Callable[[Any], b
     """The function that Celery asks whether a child has a task."""
 
     def worker_active(child: Any) -> bool:
-        jobs = list(inner._cache.values())  # noqa: SLF001 - Celery's
-        return is_active(child) or any(not job._accepted and child in {job._write_to, job._scheduled_for} for job in jobs)  # noqa: SLF001
+        return is_active(child) or any(
+            not job._accepted and child in {job._write_to, job._scheduled_for}  # noqa: SLF001 - Celery's
+            for job in list(inner._cache.values())  # noqa: SLF001
+        )
 
     return worker_active
 

@@ -25,7 +25,7 @@ from redelivery.middleware.brokers.rabbitmq.journal.entries import Moved, digest
 from redelivery.middleware.brokers.rabbitmq.journal.letter_look import await_looks
 from redelivery.middleware.brokers.rabbitmq.messages import home_of, message_of
 from redelivery.middleware.brokers.rabbitmq.peek import Found, Look, counts_of, depth_of
-from redelivery.middleware.brokers.rabbitmq.publisher import FORBIDDEN, Move
+from redelivery.middleware.brokers.rabbitmq.publisher import Move
 from redelivery.middleware.brokers.rabbitmq.topology import declare_letters, has_exchange, queue_type_of
 from redelivery.middleware.logs import log
 from redelivery.middleware.ports import Answer, ignore
@@ -174,7 +174,7 @@ class AmqpLetterStore:
         try:
             if not all(move.wait(until - time.monotonic()) for move in moves):
                 return BrokerError(UNCONFIRMED)
-        except FORBIDDEN as exc:
+        except BrokerError as exc:
             return exc
         if any(move.answer is not Answer.DONE for move in moves):
             return Answer.MISSING

@@ -41,14 +41,14 @@ class Watching:
         except ResourceLocked:
             self.end()
             return False
-        self.declares_log()  # what was missing before is no finding: the first worker may begin to watch before the log is there
+        self.declare_log()  # what was missing before is no finding: the first worker may begin to watch before the log is there
         return True
 
     def counts(self, name: str) -> tuple[int, int] | None:
         """How many messages and how many consumers a queue has; None if it does not exist. Raises `ConnectionError`."""
         return self._asked(lambda connection: counts_of(connection, name))
 
-    def declares_log(self) -> bool:
+    def declare_log(self) -> bool:
         """Declare the outcome log if it is missing; return whether it was. Raises `ConnectionError`.
 
         Publishers do not notice a log that was deleted if another queue is bound beside it: the broker routes the events there.

@@ -42,7 +42,7 @@ class AmqpLetterWatch(LetterWatch):
 
     def step(self) -> None:
         """Look once at every dead-letter queue, and at the outcome log. Raises `ConnectionError` if the broker does not answer."""
-        if self._watching.declares_log():
+        if self._watching.declare_log():
             log.warning("outcome_log.missing", why=MISSING)
         names = dead_letters.known(self._runtime)
         found = {name: counts for name in names if (counts := self._watching.counts(name)) is not None}
