@@ -237,6 +237,11 @@ class Carrier(Protocol):
 class Names(Protocol):
     """The broker's name for the list of a queue's messages: the queue's own name, if one list holds all priorities."""
 
+    @property
+    def outcomes(self) -> str:
+        """The name of the outcome log; empty if there is none."""
+        return ""
+
     def list_name(self, queue: str, priority: int = 0) -> str:  # noqa: ARG002 - brokers with a list for each priority use it
         """The name of the list that holds messages of this priority."""
         return queue

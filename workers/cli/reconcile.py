@@ -99,7 +99,11 @@ class _ByItself(click.Command):
     "--outcomes", type=PLACE, required=True, metavar="URI", help="Exported outcome events: a folder or file, Parquet or JSON lines."
 )
 @click.option(
-    "--inventory", type=PLACE, required=True, metavar="URI", help="The inventory. Take it just before you export the outcomes."
+    "--inventory",
+    type=PLACE,
+    required=True,
+    metavar="URI",
+    help="The inventory, or a folder with one of each app. Take it just before you export the outcomes.",
 )
 @click.option(
     "--output", type=PLACE, required=True, metavar="URI", help="Folder for the report, tables and summary.json. It is replaced."

@@ -181,7 +181,7 @@ def test_the_books_are_exported(desk: Desk, folder: Path, kind: str) -> None:
         [row] = [json.loads(line) for line in (folder / "inventory" / "inventory.jsonl").read_text().splitlines()]
         assert (row["task_id"], row["place"], row["queue"], row["message"]) == (task_id, "dead_letter", QUEUE, "no")
     noted = json.loads((folder / "inventory" / "_taken.json").read_text())
-    assert noted["app"] == desk.app.main
+    assert (noted["app"], noted["ending"]) == (desk.app.main, "")
     assert noted["broker"].startswith("redis+socket://" if "socket" in str(desk.app.conf.broker_url) else "redis://")
     assert list((folder / "outcomes").rglob(f"*.{kind}"))
 

@@ -48,7 +48,8 @@ def export(context: Context, uri: str, kind: str, *, look: bool, messages: bool 
     messages in queues are counted and not listed, because reading a message marks it. Messages that workers hold are not seen.
     Take the inventory when the queues are empty, or use --look.
     """
-    from ...export.tables import (  # noqa: PLC0415 - pyarrow is an optional dependency
+    from ...export.commits import ending_of  # noqa: PLC0415 - pyarrow is an optional dependency
+    from ...export.tables import (  # noqa: PLC0415 - as above
         INVENTORY,
         is_on_this_machine,
         remove,
@@ -69,7 +70,7 @@ def export(context: Context, uri: str, kind: str, *, look: bool, messages: bool 
     whose = {"app": str(app.main or ""), "broker": scrubbed(app.connection_for_write().as_uri())}
     deadlines = deadlines_of(context.runtime)
     more = {name: value for name, value in (("unlisted", taken.unlisted), ("deadlines", deadlines)) if value}
-    said = {"seen_ms": looked_ms, **written, **whose, **more}
+    said = {"seen_ms": looked_ms, **written, **whose, "ending": ending_of(context.transport.keys.outcomes), **more}
     write_text(json.dumps(said), uri, "_taken.json")
     counts = taken.counts()
     if context.as_json:

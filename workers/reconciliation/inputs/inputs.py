@@ -19,6 +19,7 @@ from ..spark.sql import row_of
 from .reading import (
     Listing,
     Taken,
+    check_all_have_one,
     date_of,
     find,
     listing,
@@ -28,6 +29,7 @@ from .reading import (
     read_gaps,
     read_inventory,
     read_taken,
+    root_of,
     sizes_of,
 )
 from .state import Run
@@ -58,6 +60,7 @@ class Inputs:
     listed: Listing
     base: Run | None
     given: dict[str, Any]
+    source: dict[str, str]
     told: str
     all_told: DataFrame | None = None
 
@@ -112,6 +115,7 @@ class Inputs:
             watermark_ms=max(known, default=None),
             fresh=sorted(self.listed.files),
             given=self.given,
+            source=self.source,
         )
 
     def _paths(self, since: str) -> tuple[list[str], list[str]]:
@@ -135,7 +139,10 @@ def gather(  # noqa: PLR0917 - all inputs of a run
     held = find(files, inventory, "inventory")
     gaps, taken = read_gaps(files, outcomes), read_taken(files, inventory, held)
     given = {**options, "taken_ms": taken.seen_ms, "inventory": sorted([each.name, each.size] for each in held)}
+    source = {"app": taken.app, "broker": taken.broker, "export": files.absolute(root_of(outcomes))}
     base = None if state is None else state.last
+    if state is not None:
+        state.check_source(source)
     listed = _listed(files, outcomes, found, base)
     is_same = base is not None and base.version > 0 and base.given == given and all(each in base.gaps for each in gaps)
     if state is not None and base is not None and is_same and not listed.files:
@@ -144,6 +151,7 @@ def gather(  # noqa: PLR0917 - all inputs of a run
     if state is None and not listed.files:
         msg = f"{outcomes} holds {len(found)} files with outcome events, and no commit names one: export them first"
         raise InputError(msg)
+    check_all_have_one({*listed.commits, *([] if base is None else base.commits)}, taken, inventory)
     paths = paths_of(listed.files.values())
     # If two exports ran at once, one may have overwritten the other's list of gaps. Each commit also has its own gaps.
     gaps += not_noted(gaps, listed.gaps)
@@ -164,6 +172,7 @@ def gather(  # noqa: PLR0917 - all inputs of a run
         listed=listed,
         base=base,
         given=given,
+        source=source,
         told=_told(base, listed, len(found)),
     )
 

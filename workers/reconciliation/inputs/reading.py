@@ -195,6 +195,21 @@ def _missing(uri: str, missing: list[str]) -> str:
     )
 
 
+#: The ending of a commit's name for an app with a key prefix; other commits have none.
+_ENDING: Final = re.compile(r"\d+-\d+-\d+(-[0-9a-f]{8})?\.json$")
+
+
+def check_all_have_one(commits: Iterable[str], taken: Taken, inventory: str) -> None:
+    """Raises `InputError` if a commit is of an app of which there is no inventory: all that it has open would look lost."""
+    others = [name for name in sorted(commits) if (found := _ENDING.search(name)) and (found[1] or "") not in taken.endings]
+    if others and taken.endings:
+        msg = (
+            f"{inventory} has no inventory of the app whose events {COMMITS}/{others[-1]} names: give each app a folder of its own"
+            f" below {inventory}, and export its inventory to it"
+        )
+        raise InputError(msg)
+
+
 #: The beginning of the names of files in which exports note events that left the outcome log unexported, one JSON object a line.
 #: An app with a key prefix has a file of its own. Spark skips such names.
 GAPS: Final = "_gaps"
@@ -217,7 +232,8 @@ _FORMATS: Final = {
 class Taken:
     """The notes of an inventory's export: when it was taken (ms since the epoch), of which app and broker, and the deadlines.
 
-    `unlisted` is how many messages the export has counted and not listed, by queue.
+    `unlisted` is how many messages the export has counted and not listed, by queue. `endings` are those of the names of the commits
+    with this app's events; empty if a note does not say it.
     """
 
     seen_ms: int | None = None
@@ -225,6 +241,25 @@ class Taken:
     broker: str = ""
     deadlines: tuple[Deadline, ...] = ()
     unlisted: Mapping[str, int] = field(default_factory=dict)
+    endings: frozenset[str] = frozenset()
+
+    @classmethod
+    def of_all(cls, notes: Sequence[Taken]) -> Taken:
+        """The notes of several inventories as one. The earliest time counts: after it, not every place was looked at.
+
+        Deadlines that are not the same in all are left out, because a life does not say whose it is.
+        """
+        unlisted, deadlines = Counter[str](), {note.deadlines for note in notes}
+        for note in notes:
+            unlisted |= Counter(note.unlisted)
+        return cls(
+            min((note.seen_ms for note in notes if note.seen_ms is not None), default=None),
+            ", ".join(sorted({note.app for note in notes} - {""})),
+            ", ".join(sorted({note.broker for note in notes} - {""})),
+            deadlines.pop() if len(deadlines) == 1 else (),
+            dict(unlisted),
+            frozenset().union(*(note.endings for note in notes)) if all(note.endings for note in notes) else frozenset(),
+        )
 
 
 def find(files: Files, uri: str, what: str) -> list[File]:
@@ -293,10 +328,27 @@ def not_noted(noted: Iterable[dict[str, Any]], of_commits: Iterable[tuple[str, d
 
 
 def read_taken(files: Files, uri: str, held: Iterable[File]) -> Taken:
-    """The notes of the inventory's export; `held` are its files, whose sizes are checked."""
-    text = files.read(f"{uri.rstrip('/')}/{TAKEN}") if not _format_of(uri) else None
+    """The notes of the inventory's export, or of each app's export below; `held` are their files, whose sizes are checked.
+
+    Raises `InputError` also if two inventories are of one app: one of them is older, and has what was in the broker then.
+    """
+    by_folder: dict[str, list[File]] = {} if _format_of(uri) else {files.absolute(uri).rstrip("/"): []}
+    for file in () if _format_of(uri) else held:
+        by_folder.setdefault(file.path.rpartition("/")[0], []).append(file)
+    found = {where: note for where, here in sorted(by_folder.items()) if (note := _taken_in(files, where, here)) is not None}
+    whose: dict[tuple[object, ...], str] = {}
+    for where, note in found.items():
+        other = whose.setdefault((note.app, note.broker, note.endings), where)
+        if other != where:
+            msg = f"{uri} holds two inventories of one app, in {other} and {where}: move the older one away"
+            raise InputError(msg)
+    return Taken.of_all(list(found.values()))
+
+
+def _taken_in(files: Files, folder: str, held: Iterable[File]) -> Taken | None:
+    text = files.read(f"{folder}/{TAKEN}")
     if text is None:
-        return Taken()
+        return None
     try:
         told = json.loads(text)
         seen_ms, sizes = int(told["seen_ms"]), {str(told["file"]): int(told["bytes"])} if "bytes" in told else {}
@@ -304,11 +356,12 @@ def read_taken(files: Files, uri: str, held: Iterable[File]) -> Taken:
         deadlines = tuple(Deadline.of(each) for each in told.get("deadlines") or ())
         unlisted = {str(queue): int(count) for queue, count in (told.get("unlisted") or {}).items()}
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, OSError) as exc:
-        msg = f"{uri}/{TAKEN} does not say when the inventory was taken ({exc}): only `redelivery inventory export` writes it"
+        msg = f"{folder}/{TAKEN} does not say when the inventory was taken ({exc}): only `redelivery inventory export` writes it"
         raise InputError(msg) from exc
     for file in held:
         check_size(file, sizes.get(file.name, file.size))
-    return Taken(seen_ms, str(told.get("app") or ""), str(told.get("broker") or ""), deadlines, unlisted)
+    endings = frozenset({str(told["ending"])} if "ending" in told else ())
+    return Taken(seen_ms, str(told.get("app") or ""), str(told.get("broker") or ""), deadlines, unlisted, endings)
 
 
 def _read(  # noqa: PLR0917 - what is read, and its columns

@@ -49,9 +49,9 @@ class Run:
     `version` is its number, 0 before the first. `read` are all files that were read (by key) and are not forgotten, `sizes` the
     bytes of those that something else than the export wrote, `commits` the export's commits that name them, `gaps` the reported
     gaps. `watermark_ms` is the latest time of an event, `forgotten` the date before which nothing is known. `fresh` are the files
-    that this run read, and `given` its other inputs: the two say whether a run repeats the last one. `lives` is how many open lives
-    it left; `unnamed` says whether one of them has no queue, `redriven` whether one was opened by a redrive. Both are true if a
-    state does not say it.
+    that this run read, and `given` its other inputs: the two say whether a run repeats the last one. `source` says where they came
+    from: the inventory's app and broker, and the folder of the export. `lives` is how many open lives it left; `unnamed` says
+    whether one of them has no queue, `redriven` whether one was opened by a redrive. Both are true if a state does not say it.
     """
 
     version: int = 0
@@ -66,6 +66,7 @@ class Run:
     redriven: bool = True
     fresh: list[str] = field(default_factory=list)
     given: dict[str, Any] = field(default_factory=dict)
+    source: dict[str, str] = field(default_factory=dict)
     format: int = _FORMAT
 
     @property
@@ -96,6 +97,17 @@ class State:
     def before(self, run: Run) -> Run:
         """The run before this one: a repetition of this run begins with it."""
         return self._read(run.version - 1)
+
+    def check_source(self, source: dict[str, str]) -> None:
+        """Raises `InputError` if two of app, broker and export are others: then all open lives of the last run would look lost.
+
+        One of them may change: an app gets another name, a broker another address, or an export another place.
+        """
+        last = {name: value for name, value in self.last.source.items() if value and source[name]}
+        if sum(source[name] != value for name, value in last.items()) > 1:
+            was, now = (", ".join(f"{name} {each[name]}" for name in last) for each in (last, source))
+            msg = f"{self.uri} is the state of other books ({was}; now {now}): give each app and broker a state of its own"
+            raise InputError(msg)
 
     def lives(self, run: Run, schema: StructType) -> DataFrame:
         """The open lives that a run left; a column that it did not know is null, or 0 if it counts an outcome.
