@@ -16,6 +16,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+from redelivery.workers.cli.main import redelivery
 from redelivery.workers.cli.reconcile import Progress, _beginning, _local_size
 from redelivery.workers.export.tables import EVENTS as EXPORTED_EVENTS
 from redelivery.workers.export.tables import INVENTORY as EXPORTED_INVENTORY
@@ -60,6 +61,25 @@ def test_books_that_do_not_balance_name_the_worst_lives_and_the_report(told: His
     assert "last event: published at 2026-01-31 12:00:00.009 UTC; the broker does not have it; likely removed from" in after
     assert "  to do: publish the task again if it is idempotent or did not run;" in after
     assert after.endswith(f"\nreport: {tmp_path}/books/report.html\nmore:   redelivery books show {tmp_path}/books\n")
+
+
+@pytest.mark.usefixtures("spark")
+@pytest.mark.parametrize("more", [[], ["--json"]])
+def test_books_whose_reader_goes_early_do_not_balance_for_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: list[str]
+) -> None:
+    """As in `redelivery reconcile … | head -1`: the exit code is that of the books."""
+    told = Histories()
+    told.tell("lost", "published")
+    told.hold("b", "queue")
+    told.write(tmp_path)
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as stdout, monkeypatch.context() as patch:
+        patch.setattr("sys.stdout", stdout)
+        with pytest.raises(SystemExit) as ended:
+            redelivery.main(["reconcile", *arguments(tmp_path, *more)], prog_name="redelivery")
+    assert ended.value.code == 1
 
 
 @pytest.mark.parametrize("is_submitted", [True, False])

@@ -11,7 +11,6 @@ import importlib.metadata
 import os
 import sys
 import traceback
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -20,7 +19,7 @@ from redelivery.errors import RedeliveryError
 
 from ..brokers.broker_words import broker_message
 from .context import Context, general
-from .terminal.output import tell_error, usage_message
+from .terminal.output import tell_error, usage_message, write_no_more
 from .terminal.screen import screen_options
 
 if TYPE_CHECKING:
@@ -112,7 +111,7 @@ class _Errors:
         if isinstance(exc, (KeyboardInterrupt, click.Abort)):
             self._ctx.exit(INTERRUPTED)
         if isinstance(exc, BrokenPipeError):
-            _write_no_more()
+            write_no_more()
             self._ctx.exit(0)
         line = message_of(exc)
         if line is None and isinstance(exc, Exception):
@@ -120,15 +119,9 @@ class _Errors:
             line = "this is a bug in redelivery: please report it with the lines above"
         if line is not None:
             if isinstance(exc, OSError):
-                _write_no_more()
+                write_no_more()
             tell_error(line)
             self._ctx.exit(ERROR)
-
-
-def _write_no_more() -> None:
-    """Discard what stdout still holds: the reader is gone, or it cannot be written, and the interpreter would fail at its end."""
-    with suppress(ValueError, OSError):  # stdout may be a stream that is no file
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def message_of(exc: BaseException) -> str | None:

@@ -29,7 +29,7 @@ from redelivery.errors import InputError, RedeliveryError
 
 from ..reconciliation.report.wording import counted, lives_told
 from .terminal.options import PLACE, at_least
-from .terminal.output import tell_error, usage_message
+from .terminal.output import tell_error, usage_message, while_read
 from .terminal.screen import screen_width
 
 if TYPE_CHECKING:
@@ -134,9 +134,10 @@ def reconcile(*, grace: float, keep: float, as_json: bool, quiet: bool, **given:
     size = _local_size(given["outcomes"], given["inventory"])
     progress = Progress(is_quiet=quiet)
     summary = _reconciled(progress, size, grace_ms=round(grace * 1000), keep_ms=round(keep * _DAY_MS), **given)
-    click.echo(json.dumps(summary.to_dict()) if as_json else summary.to_table(screen_width()))
-    if not summary.balanced and not as_json:
-        _show_worst(given["output"])
+    with while_read():
+        click.echo(json.dumps(summary.to_dict()) if as_json else summary.to_table(screen_width()))
+        if not summary.balanced and not as_json:
+            _show_worst(given["output"])
     raise SystemExit(0 if summary.balanced else 1)
 
 

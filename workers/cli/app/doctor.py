@@ -16,7 +16,7 @@ from ...operations.doctor.finding import NAMES
 from ...operations.words.numbers import counted
 from ..context import Context, json_option, pass_context
 from ..terminal.options import SECONDS
-from ..terminal.output import OneOf, print_json, table, wrapped
+from ..terminal.output import OneOf, print_json, table, while_read, wrapped
 from ..terminal.screen import coloured
 
 if TYPE_CHECKING:
@@ -55,22 +55,23 @@ def doctor(ctx: click.Context, context: Context, ignored: tuple[str, ...], timeo
     context.transport  # noqa: B018 - if the broker does not answer, this raises an error of one line
     diagnosis = examine(context.runtime, context.name or context.runtime.app.main or "APP", timeout)
     found = [each for each in diagnosis.findings if each.name not in ignored]
-    if context.as_json:
-        print_json(
-            {
-                "sound": not found,
-                "findings": [asdict(each) for each in found],
-                "ignored": sorted({each.name for each in diagnosis.findings} & {*ignored}),
-                "not_known": [asdict(each) for each in diagnosis.not_known],
-                "workers": diagnosis.workers,
-            },
-        )
-    elif sys.stdout.isatty():
-        click.echo("\n".join(_lines(diagnosis, ignored)))
-    else:
-        rows: list[tuple[str, ...]] = [(each.severity, each.name, each.what, each.why, each.fix) for each in found]
-        rows += [("not known", "-", each.what, each.why, each.fix) for each in diagnosis.not_known]
-        click.echo(table(rows, ("severity", "name", "what", "why", "fix")))
+    with while_read():
+        if context.as_json:
+            print_json(
+                {
+                    "sound": not found,
+                    "findings": [asdict(each) for each in found],
+                    "ignored": sorted({each.name for each in diagnosis.findings} & {*ignored}),
+                    "not_known": [asdict(each) for each in diagnosis.not_known],
+                    "workers": diagnosis.workers,
+                },
+            )
+        elif sys.stdout.isatty():
+            click.echo("\n".join(_lines(diagnosis, ignored)))
+        else:
+            rows: list[tuple[str, ...]] = [(each.severity, each.name, each.what, each.why, each.fix) for each in found]
+            rows += [("not known", "-", each.what, each.why, each.fix) for each in diagnosis.not_known]
+            click.echo(table(rows, ("severity", "name", "what", "why", "fix")))
     ctx.exit(1 if found else 0)
 
 

@@ -7,9 +7,11 @@ an escape: no text can move the cursor. JSON is ASCII. Times are UTC.
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 import textwrap
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,13 +24,28 @@ from ...operations.words.numbers import plain
 from .screen import coloured, cut, screen_width, width_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 #: How many characters of a UUID a table shows at the least; the space between two columns; the indentation.
 SHORT_ID, GAP, INDENT = 8, "  ", "  "
 #: The fewest characters of a column on the narrowest terminal.
 LEAST = 4
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+
+@contextmanager
+def while_read() -> Iterator[None]:
+    """Print as long as somebody reads. A command that found something has its exit code for that also if its reader has gone."""
+    try:
+        yield
+    except BrokenPipeError:
+        write_no_more()
+
+
+def write_no_more() -> None:
+    """Discard what stdout still holds: the reader is gone, or it cannot be written, and the interpreter would fail at its end."""
+    with suppress(ValueError, OSError):  # stdout may be a stream that is no file
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def short(value: object, width: int) -> str:
