@@ -190,6 +190,21 @@ def test_ages_are_counted_up_to_the_moment_that_is_given(tmp_path: Path) -> None
 
 
 @pytest.mark.usefixtures("spark")
+@pytest.mark.parametrize("is_noted", [True, False])
+def test_an_event_from_a_clock_that_is_ahead_makes_no_life_old(tmp_path: Path, *, is_noted: bool) -> None:
+    """Ages are counted up to when somebody looked at the broker: on RabbitMQ each worker's clock gives the time of its events."""
+    told, hour = Histories(), 3_600_000
+    told.tell("young", "published", start_ms=NOON + hour - 60_000)
+    told.tell("of a wrong clock", "published", SUCCEEDED, start_ms=NOON + 3 * hour)
+    told.hold("b", "queue")
+    told.write(tmp_path)
+    if is_noted:
+        (tmp_path / "inventory" / "_taken.json").write_text(json.dumps({"seen_ms": NOON + hour}))
+    result = run(tmp_path, "--json")
+    assert (result.exit_code, json.loads(result.stdout)["as_of_ms"]) == (0, NOON + hour)
+
+
+@pytest.mark.usefixtures("spark")
 def test_parquet_and_json_lines_may_lie_side_by_side(told: Histories, tmp_path: Path) -> None:
     """Written by the export's own writer, in folders by date and hour; empty files do no harm."""
     told.tell("c", "published", SUCCEEDED)

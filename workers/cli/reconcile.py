@@ -109,7 +109,7 @@ class _ByItself(click.Command):
     "--output", type=PLACE, required=True, metavar="URI", help="Folder for the report, tables and summary.json. It is replaced."
 )
 @click.option("--state", type=PLACE, metavar="URI", help="Folder that carries open lives from one run to the next.")
-@click.option("--as-of", "as_of_ms", type=Moment(), help="Count ages up to this time.  [default: the latest time in the inputs]")
+@click.option("--as-of", "as_of_ms", type=Moment(), help="Count ages up to this time.  [default: when the inventory was taken]")
 @click.option(
     "--grace",
     type=at_least(0),

@@ -8,8 +8,10 @@
 5. Verdicts with their evidence (`evidence.py`), metrics, possible repeats and the summary are written, all of them or none
    (`writing.py`); and after them the state.
 
-Ages are counted up to `as_of_ms`. By default it is the latest time in the inputs, the inventory included, so that the same inputs
-give the same books whenever they are read. Refused, with `InputError`: inputs that are missing, empty, broken or of another shape.
+Ages are counted up to `as_of_ms`. By default it is the time when the inventory was taken, so that the same inputs give the same
+books whenever they are read, and an event from a clock that is ahead makes no other life old. An inventory that does not say its
+time, and has no row, counts from the latest event. Refused, with `InputError`: inputs that are missing, empty, broken or of another
+shape.
 """
 
 from __future__ import annotations
@@ -135,9 +137,8 @@ class _Run:
         self.books, self.files, self.output, self.inputs, self.lives, self.facts = books, files, output, inputs, lives, facts
         self.plain, self.ways = plain, ways
         self.left: Run | None = None
-        latest = [facts["latest_ms"], inputs.taken.seen_ms, inputs.watermark_ms]
-        found_ms = max((int(each) for each in latest if each is not None), default=0)
-        self.as_of_ms = found_ms if books.as_of_ms is None else books.as_of_ms
+        found_ms = (books.as_of_ms, self._looked_ms(), facts["watermark_ms"], inputs.watermark_ms, 0)
+        self.as_of_ms = next(int(each) for each in found_ms if each is not None)
 
     def finish(self, state: State | None, say: Callable[[str], object]) -> Summary:
         """Judge the lives, and write everything."""
@@ -286,7 +287,6 @@ def _look(lives: DataFrame, plain: SortedOut | None, books: Books, inputs: Input
         "lives": "count(*)",
         "earliest_ms": "min(first_ms)",
         "watermark_ms": "max(last_ms)",
-        "latest_ms": "greatest(max(last_ms), max(seen_ms))",
         "looked_ms": "max(seen_ms)",
         "held": "count_if(in_dead_letters > 0)",
         "unnamed": "count_if(queue = '')",
@@ -297,7 +297,7 @@ def _look(lives: DataFrame, plain: SortedOut | None, books: Books, inputs: Input
     facts = row_of(lives, asked)
     if plain is not None:
         facts["events"] = (facts["events"] or 0) + plain.totals["events"]
-        facts |= {name: max(filter(None, (facts[name], plain.latest_ms)), default=None) for name in ("latest_ms", "watermark_ms")}
+        facts["watermark_ms"] = max(filter(None, (facts["watermark_ms"], plain.latest_ms)), default=None)
         facts["earliest_ms"] = min(filter(None, (facts["earliest_ms"], plain.earliest_ms)), default=None)
     events = inputs.events if inputs.all_told is None else inputs.all_told
     if facts.get("broken"):
