@@ -1,7 +1,7 @@
 """The operations that a broker offers the middleware: the moves of a message that a worker holds, and the broker's answers.
 
 A move names the tag under which the message is held. The answer is `DONE`; `ALREADY` if an earlier call of the same move was
-carried out and its answer was lost; `REFUSED` if the message has meanwhile been given to another worker; or `MISSING` if the target
+carried out and its answer was lost; `REFUSED` if the broker no longer keeps the message for this worker; or `MISSING` if the target
 queue does not exist and may not be created: then nothing has changed.
 
 If a broker cannot do something, its transport's `capabilities` lack it; code that needs a capability checks for it, and reports if
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 #: The recorded start of a message that was acknowledged before its task ran (`acks_late=False`).
 ACCEPTED = "accepted"
+#: What `Answer.REFUSED` means, in a line of the log.
+NOT_KEPT = "the broker no longer keeps the message for this worker: another worker has it, or the broker has lost it"
 
 
 class Capability(StrEnum):

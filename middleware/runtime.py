@@ -14,7 +14,7 @@ from redelivery.lazily import cached_property
 from .logs import log
 from .messages.envelope import failed_of, text
 from .messages.recording import MAX_TEXT
-from .ports import Answer, Capability
+from .ports import NOT_KEPT, Answer, Capability
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -181,11 +181,10 @@ class Runtime:
             held.make_room()
 
     def start(self, tag: str) -> None:
-        """Record that a message is about to run. Raises `celery.exceptions.Ignore` if it was given to another worker."""
+        """Record that a message is about to run. Raises `celery.exceptions.Ignore` if it is no longer kept for this worker."""
         if self.transport.start(tag) is Answer.REFUSED:
-            log.warning("start.refused", tag=tag, why="the message was given to another worker")
-            msg = "the message was given to another worker"
-            raise Ignore(msg)
+            log.warning("start.refused", tag=tag, why=NOT_KEPT)
+            raise Ignore(NOT_KEPT)
 
     def failed_of(self, exc: BaseException, *, with_traceback: bool = True) -> Failed:
         """An exception as a failure, with the texts that messages store."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from celery.worker import state
 
 from ...logs import log
-from ...ports import Answer
+from ...ports import NOT_KEPT, Answer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -89,7 +89,7 @@ class Settlement:
 
         def answered(answer: Answer) -> None:
             if answer is Answer.REFUSED:
-                log.warning("transition.refused", task_id=task_id, tag=tag, why="the message was given to another worker")
+                log.warning("transition.refused", task_id=task_id, tag=tag, why=NOT_KEPT)
             if runtime.holds_messages:  # a thread that outlives its worker's stop ends its message, too
                 runtime.owner.drop(tag)
             if told is not None:

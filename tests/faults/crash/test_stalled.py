@@ -72,3 +72,18 @@ def test_what_a_stalled_worker_asks_is_refused_and_recorded(shop: Callable[..., 
     assert other.stop() == 0
     after = here.send("ok")
     assert here.ended(after, "succeeded").worker == "w0@shop"
+
+
+def test_a_broker_that_was_emptied_is_not_called_another_worker(shop: Callable[..., Shop], tmp_path: Path) -> None:
+    """FLUSHALL while a task runs, with no other worker: the line says what may have happened, and the worker goes on."""
+    here = shop(settings=SETTINGS)
+    worker = here.start(concurrency=1)
+    task_id = here.send("waits", str(tmp_path / "gate"))
+    until(lambda: here.runs(task_id), what="the task to run")
+    here.server.client.flushall()
+    until(lambda: "event=owner.fenced" in worker.text, what="the worker to notice")
+    (tmp_path / "gate").touch()
+    line = until(lambda: [line for line in worker.text.splitlines() if "event=transition.refused" in line], what="the line")[0]
+    assert task_id in line
+    assert "or the broker has lost it" in line
+    here.ended(here.send("ok"), "succeeded")
