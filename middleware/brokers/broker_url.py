@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import sys
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 from celery import signals
 from kombu.transport.redis import Channel
@@ -16,16 +16,20 @@ from kombu.transport.redis import Channel
 from redelivery.display import harmless
 from redelivery.errors import BrokerUnavailable, ConfigurationError
 
+from .errors import REFUSED
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from celery import Celery
+    from kombu import Connection
 
 #: kombu's own parser of the address's last part; it does not use its channel. If a kombu lacks it, kombu itself reports the error.
 READ_DATABASE: Any = getattr(Channel, "_prepare_virtual_host", None)
 LOOKS_LIKE = "broker_url looks like redis://host:6379/0, rediss://… or redis+socket:///path"
 ENCODE = "write the characters / ? # @ of a password as %2F %3F %23 %40"
 CUT_SHORT = "there is an @ after its host"
+DATABASE_OF_A_SOCKET = "kombu does not read ?db= behind a socket's path, and takes database 0: write ?virtual_host=5"
 #: Addresses that have one host; others name files, databases or accounts.
 _OF_A_HOST = re.compile(r"(py)?amqps?|(redis|rediss|valkey|valkeys|sentinel)")
 
@@ -41,10 +45,9 @@ def check_broker_url(app: Celery) -> None:
         try:
             made = connect()
             made.get_transport_cls()
-            is_redis = (made.transport_cls or "").startswith("redis") and "://" not in (made.hostname or "")
-            if is_redis and READ_DATABASE is not None:
+            if (made.transport_cls or "").startswith("redis") and READ_DATABASE is not None:
                 said = "its last part must be the number of a database"
-                READ_DATABASE(None, made.virtual_host)
+                READ_DATABASE(None, _database_of(made))
         except KeyError as exc:
             is_transport = "No such transport" in str(exc)  # kombu also looks a value such as that of ssl_cert_reqs up
             why = f"No such transport: {_scheme(app)}" if is_transport else "kombu does not know a value in the part after its ?"
@@ -61,8 +64,21 @@ def check_broker_url(app: Celery) -> None:
         raise _refused(CUT_SHORT)
 
 
+def _database_of(made: Connection) -> str | None:
+    """The database that a connection to Redis names. Raises `ConfigurationError` where kombu would take another one."""
+    path = urlsplit(str(made.hostname or ""))
+    if not path.scheme:
+        return str(made.virtual_host)
+    options = parse_qs(path.query)
+    if "db" in options:
+        raise _refused(DATABASE_OF_A_SOCKET)
+    return options.get("virtual_host", [None])[-1]
+
+
 def unanswered(address: str, exc: BaseException) -> BrokerUnavailable:
-    """The error if nothing answers at this address, which kombu has written without its password."""
+    """The error if nothing answers at this address, which kombu has written without its password; or only with a refusal."""
+    if isinstance(exc.__cause__, REFUSED):
+        return BrokerUnavailable(f"broker {address} refused the connection: {exc}")
     return BrokerUnavailable(f"broker {address} does not answer: {exc}; is it running, and is broker_url right?")
 
 

@@ -72,6 +72,8 @@ def test_a_wrong_app_or_broker_is_one_line(folder: Path, words: tuple[str, ...],
         ("redis+socket://:secret@/no/such/socket", "does not answer"),
         ("127.0.0.1", "refused the connection"),
         ("redis://:secret@127.0.0.1:1/0", "does not answer"),
+        ("redis+socket:///no/such/socket?db=5", "takes database 0: write ?virtual_host=5"),
+        ("redis+socket:///no/such/socket?virtual_host=secret", "the number of a database"),
     ],
 )
 def test_a_wrong_broker_url_is_one_line_without_its_password(folder: Path, broker: str, said: str) -> None:
@@ -90,6 +92,13 @@ def test_a_password_that_is_missing_or_wrong_is_one_line(command: Command, serve
     """The line says that the broker refused, not that it is away."""
     server.client.config_set("requirepass", "sesame")
     refused(command.run("-A", "shopfront", "dlq", "list"), "refused the connection")
+
+
+def test_a_server_that_answers_with_a_refusal_is_not_called_away(any_server: Server, folder: Path) -> None:
+    """It has no such database: the line says so, and does not ask whether the server runs."""
+    done = Command(folder, f"{any_server.url}?virtual_host=99").run("-A", "shopfront", "dlq", "list")
+    refused(done, "refused the connection: ")
+    assert "is it running" not in done.stderr
 
 
 def test_a_dead_letter_queue_that_does_not_exist_is_one_line(command: Command) -> None:
