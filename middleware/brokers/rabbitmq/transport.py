@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from amqp.exceptions import IrrecoverableChannelError, ResourceLocked
+from amqp.exceptions import AccessRefused, IrrecoverableChannelError, ResourceLocked
 from kombu.exceptions import OperationalError
 
 from redelivery.errors import BrokerError, BrokerUnavailable, ConfigurationError
@@ -106,7 +106,7 @@ class AmqpTransport(WithoutLeases):
             connection.ensure_connection(max_retries=max(len(connection.alt) - 1, 1), reraise_as_library_errors=False)
         except OperationalError as exc:
             raise unanswered(connection.as_uri(), exc) from exc
-        except connection.connection_errors as exc:
+        except (AccessRefused, *connection.connection_errors) as exc:  # a refused login is the former
             kind = BrokerError if type(exc).__name__ in {"AccessRefused", "NotAllowed"} else BrokerUnavailable
             msg = f"broker {connection.as_uri()} refused the connection: {exc}"
             raise kind(msg) from exc

@@ -10,6 +10,7 @@ from kombu import Queue
 from structlog.testing import capture_logs
 
 from redelivery import Redelivery
+from redelivery.errors import BrokerError
 from redelivery.middleware.brokers import kind_of
 from redelivery.middleware.brokers.rabbitmq.names import BITS, AmqpNames
 from redelivery.middleware.brokers.rabbitmq.policies import warn_of_bypasses
@@ -134,6 +135,13 @@ def test_a_worker_whose_delay_store_is_refused_ends_with_one_line(rabbit: Rabbit
     assert "redelivery: error: the broker refuses what redelivery declares: " in worker.text
     assert why in worker.text
     assert "Traceback" not in worker.text
+
+
+def test_a_login_that_is_refused_is_not_called_a_missing_right(rabbit: Rabbit) -> None:
+    """The error names the address without its password."""
+    broker = rabbit.url.replace("guest:guest@", "guest:secret@")
+    with pytest.raises(BrokerError, match=r"broker amqp://guest:\*\*@\S+ refused the connection: .*Login was refused"):
+        AmqpTransport.of(Celery("stranger", broker=broker, set_as_current=False))
 
 
 def test_the_last_address_of_a_list_is_tried_too(rabbit: Rabbit) -> None:
