@@ -66,7 +66,7 @@ class Ingress(bootsteps.StartStopStep):
     def __init__(self, consumer: Consumer, **kwargs: Any) -> None:
         super().__init__(consumer, **kwargs)
         self.runtime: Runtime = consumer.app.redelivery
-        guard_celery_lines()
+        guard_celery_lines(consumer.channel_errors)
         self._hostname = consumer.hostname
         self._feed: Callable[[], None] = ignore
         self._strategies: dict[str, str] = {}

@@ -10,6 +10,7 @@ change.
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from typing import Any
 
 from celery.worker.consumer import consumer
@@ -34,6 +35,8 @@ LOGGERS = (
 NAMED = ("exc", "traceback", "args", "kwargs")
 #: The logger whose lines have arguments as text, after the name of the called function.
 POOL = "celery.pool"
+#: The logger that says why a worker ends.
+WORKER = "celery.worker"
 #: The logger of all Python warnings, and the text of Celery's warning on it that has an exception's text.
 WARNINGS, OUTSIDE = "py.warnings", "Exception raised outside body"
 #: Lines that hold a whole message.
@@ -83,11 +86,29 @@ class Harmless(Tracebacks):
         return super().filter(record)
 
 
+@dataclass(frozen=True)
+class _Refused(logging.Filter):
+    """The line of a worker that ends because the broker refuses what it asks: in the broker's words, without a traceback."""
+
+    refusals: tuple[type[BaseException], ...]
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Change this one line, and drop none."""
+        exc = record.exc_info[1] if record.exc_info else None
+        if record.levelno == logging.CRITICAL and isinstance(exc, self.refusals):
+            record.exc_info, record.msg, record.args = None, "the broker refuses what this worker needs, and it ends: %s", (exc,)
+        return True
+
+
 _FILTERS = (_Hiding(), Harmless())
 
 
-def guard_celery_lines() -> None:
-    """From here on Celery's lines of this process obey `redact`, and are harmless; a second call changes nothing."""
+def guard_celery_lines(refusals: tuple[type[BaseException], ...]) -> None:
+    """From here on Celery's lines of this process obey `redact`, and are harmless; a second call changes nothing.
+
+    `refusals` are the exceptions by which the broker refuses a command of this worker.
+    """
+    logging.getLogger(WORKER).addFilter(_Refused(refusals))  # before the others, which make a text of each exception
     for name in LOGGERS:
         for each in _FILTERS:
             logging.getLogger(name).addFilter(each)

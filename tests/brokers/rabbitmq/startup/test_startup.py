@@ -144,6 +144,25 @@ def test_a_login_that_is_refused_is_not_called_a_missing_right(rabbit: Rabbit) -
         AmqpTransport.of(Celery("stranger", broker=broker, set_as_current=False))
 
 
+@pytest.mark.parametrize(("way", "why"), [("login", "Login was refused"), ("declared", "inequivalent arg 'x-max-priority'")])
+def test_a_worker_that_celery_ends_for_a_refusal_of_the_broker_ends_with_one_line(
+    rabbit: Rabbit, folder: Path, way: str, why: str
+) -> None:
+    """A wrong password, or a queue that somebody has declared otherwise: Celery alone would end with a traceback."""
+    server: Any = rabbit
+    shop = Shop(server, folder)
+    if way == "login":
+        shop.broker = rabbit.url.replace("guest:guest@", "guest:secret@")
+    else:
+        with rabbit.connection() as connection:
+            connection.default_channel.queue_declare("celery", durable=True, auto_delete=False, arguments={"x-max-priority": 3})
+    worker = shop.start(wait=False)
+    assert worker.process.wait(60) == 1
+    [line] = [line for line in worker.text.splitlines() if "the broker refuses what this worker needs" in line]
+    assert why in line
+    assert "Traceback" not in worker.text
+
+
 def test_the_last_address_of_a_list_is_tried_too(rabbit: Rabbit) -> None:
     """Nothing answers at the first two."""
     broker = f"amqp://127.0.0.1:1//;amqp://127.0.0.1:2//;{rabbit.url}"
