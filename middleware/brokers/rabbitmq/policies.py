@@ -35,6 +35,8 @@ ENDING = ("dead-letter-exchange", "message-ttl", "expires", "max-length", "max-l
 KINDS = ("policies", "operator-policies")
 #: The values of `apply-to` that include queues.
 OF_QUEUES = ("all", "queues", "classic_queues", "quorum_queues")
+#: The same of an exchange: what no queue is bound for goes to another one.
+ENDING_EXCHANGE, OF_EXCHANGES = ("alternate-exchange",), ("all", "exchanges")
 #: Seconds that the plugin may take to answer.
 TIMEOUT = 5.0
 REDIRECTION = 3
@@ -42,12 +44,12 @@ REDIRECTION = 3
 BYPASSES = ("x-dead-letter-exchange", "x-message-ttl", "x-expires", "x-max-length", "x-max-length-bytes", "x-delivery-limit")
 _DROPPED = "the broker drops messages because of these, without a record: remove them, and use max_time_to_live instead"
 _KEPT = "the broker ends messages itself because of these: use `redelivery dlq import`, or max_time_to_live"
-_ENDS_OURS = "it ends dead letters, delays or outcome events: change its pattern so that it does not match these queues"
+_ENDS_OURS = "it ends dead letters, delays or outcome events: change its pattern so that it does not match these"
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A policy: its name, its definitions that end messages, and the queues that it applies to."""
+    """A policy: its name, its definitions that end messages, and the queues (or the exchange) that it applies to."""
 
     name: str
     definitions: tuple[str, ...]
@@ -73,21 +75,22 @@ class _NoRedirects(HTTPRedirectHandler):
 _OPENER = build_opener(_NoRedirects)
 
 
-def ending_policies(url: str, connection: Connection, queues: Iterable[str]) -> list[Policy]:
-    """The policies of the connection's virtual host that end messages of these queues. Raises `BrokerError`."""
+def ending_policies(url: str, connection: Connection, queues: Iterable[str], exchanges: Iterable[str] = ()) -> list[Policy]:
+    """The policies of the connection's virtual host that end messages of these queues and exchanges. Raises `BrokerError`."""
+    asked = [(each, OF_QUEUES, ENDING) for each in queues] + [(each, OF_EXCHANGES, ENDING_EXCHANGE) for each in exchanges]
     found: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for policies in [_policies(url, connection, kind) for kind in KINDS]:
-        for queue in queues:
-            policy = _of(queue, policies)
-            ending = tuple(each for each in ENDING if each in policy.get("definition", ()))
+        for name, targets, definitions in asked:
+            policy = _of(name, targets, policies)
+            ending = tuple(each for each in definitions if each in policy.get("definition", ()))
             if ending:
-                found.setdefault((policy["name"], ending), []).append(queue)
+                found.setdefault((policy["name"], ending), []).append(name)
     return [Policy(name, ending, tuple(sorted(of))) for (name, ending), of in sorted(found.items())]
 
 
-def _of(queue: str, policies: list[dict[str, Any]]) -> dict[str, Any]:
-    """The policy that applies to a queue; an empty one if none does."""
-    matching = [each for each in policies if each.get("apply-to", "all") in OF_QUEUES and re.search(each["pattern"], queue)]
+def _of(name: str, targets: tuple[str, ...], policies: list[dict[str, Any]]) -> dict[str, Any]:
+    """The policy that applies to a queue or an exchange; an empty one if none does."""
+    matching = [each for each in policies if each.get("apply-to", "all") in targets and re.search(each["pattern"], name)]
     return max(matching, key=lambda each: each["priority"], default={})
 
 
@@ -145,7 +148,8 @@ def bypassing_policies(
     They end messages in the consumed queues, without regard to redelivery's policies, or in redelivery's own queues.
     """
     ours = {*letters, names.outcomes, *map(names.level, range(BITS))} - {*consumed}
-    found = ending_policies(url, app.connection_for_write(), [*consumed, *ours])
+    found = ending_policies(url, app.connection_for_write(), [*consumed, *ours], [names.delivery_exchange])
+    ours.add(names.delivery_exchange)
     whys = [_ENDS_OURS if ours & {*each.queues} else _KEPT if each.definitions[0] == ENDING[0] else _DROPPED for each in found]
     return list(zip(found, whys, strict=True))
 

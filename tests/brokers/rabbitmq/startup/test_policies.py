@@ -15,6 +15,7 @@ from structlog.testing import capture_logs
 
 from redelivery import Redelivery
 from redelivery.errors import BrokerError, ConfigurationError
+from redelivery.middleware.brokers.rabbitmq.names import AmqpNames
 from redelivery.middleware.brokers.rabbitmq.policies import ending_policies
 from redelivery.middleware.worker.startup.checks import targets_of
 from redelivery.settings import RedeliverySettings
@@ -69,7 +70,19 @@ def test_a_worker_names_the_brokers_policies_that_end_messages(managed: tuple[Ra
     assert (lines["short lives"]["queues"], lines["letters"]["queues"]) == ("prices", "DLQ.calm,DLQ.orders,DLQ.prices")
     assert len(lines["everything of ours"]["queues"].split(",")) == 28 + 1
     assert "dlq import" in lines["buried"]["why"]
-    assert "does not match these queues" in lines["letters"]["why"]
+    assert "does not match these" in lines["letters"]["why"]
+
+
+def test_an_alternate_exchange_of_the_delay_store_is_named(managed: tuple[Rabbit, str]) -> None:
+    """A delayed message whose queue is away would go there, and not wait; one for queues alone is no exchange's."""
+    rabbit, url = managed
+    rabbit.ctl("set_policy", "--apply-to", "queues", "harmless", ".*", '{"alternate-exchange": "unrouted"}')
+    assert said(rabbit.url, url) == []
+    rabbit.ctl("set_policy", "--apply-to", "exchanges", "unrouted", ".*", '{"alternate-exchange": "unrouted"}')
+    (line,) = said(rabbit.url, url)
+    assert (line["event"], line["policy"], line["definitions"]) == ("broker.policy_bypasses", "unrouted", "alternate-exchange")
+    assert line["queues"] == AmqpNames().delivery_exchange
+    assert "it ends dead letters, delays or outcome events" in line["why"]
 
 
 def test_a_plugin_that_does_not_tell_is_one_line_and_no_end(managed: tuple[Rabbit, str]) -> None:
