@@ -101,8 +101,8 @@ class Move:
     event_id: str = ""
     further: tuple[Event, ...] = ()
     is_there: bool = False
-    #: Whether it has failed alone. Then it is never carried out with others again.
-    is_refused: bool = False
+    #: The error with which it has failed alone. Then it is never carried out with others again.
+    failure: Exception | None = None
     answer: Answer | None = None
     #: Why the broker has forbidden it.
     refusal: BrokerError | None = None
@@ -257,7 +257,7 @@ class Publisher:
                     self._forbid(tried[0], exc)
                 elif failures > MAX_TOGETHER and not isinstance(exc, NOT_NOW):
                     log.error("transition.failed", tag="", error=error, again_in=QUARANTINE, waiting=self.waiting())
-                    tried[0].is_refused = True
+                    tried[0].failure = exc
                     self._quarantined.append((time.monotonic() + QUARANTINE, tried[0]))
                 else:
                     log.warning("publisher.waiting", error=error, waiting=self.waiting())
@@ -302,7 +302,7 @@ class Publisher:
         batch: list[Move] = []
         size = 0
         while self._line and len(batch) < MAX_MOVES and size < MAX_BYTES:
-            if batch and (batch[-1].is_refused or self._line[0].is_refused):
+            if batch and (batch[-1].failure or self._line[0].failure):
                 break
             move = self._line.popleft()
             size += 0 if move.message is None else len(move.message.body)

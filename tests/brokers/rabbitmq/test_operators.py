@@ -208,6 +208,20 @@ def test_letters_that_a_full_queue_refuses_stay_and_are_not_said_to_have_no_queu
     assert len(place.ids(LETTERS)) == 2
 
 
+def test_a_redrive_that_an_outcome_log_refuses_says_so(rabbit: Rabbit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The messages are out, so the events are tried until the time is over: the error is the log's, and blames no alarm."""
+    place, wait = place_of(rabbit, tmp_path), Move.wait
+    fill(place, 3)
+    with rabbit.connection() as connection:
+        declare_outcomes(connection.connection, AmqpNames(), 10**6)
+        connection.default_channel.basic_publish(amqp.Message(b"x"), routing_key=OUTCOMES)
+    rabbit.ctl("set_policy", "full", OUTCOMES, '{"max-length": 1, "overflow": "reject-publish"}', "--apply-to", "queues")
+    monkeypatch.setattr(Move, "wait", lambda move, _: until(lambda: move.failure is not None) and wait(move, 0))
+    done = place.desk().run("dlq", "redrive", LETTERS, "--all")
+    assert "the outcome log redelivery.outcomes takes no events" in done.stderr.splitlines()[-1]
+    assert (done.exit_code, place.ids(LETTERS)) == (2, ["0", "1", "2"])
+
+
 def test_a_broker_that_confirms_nothing_is_waited_for_once(rabbit: Rabbit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An alarm begins during a redrive: the command waits once, and not once for each of the dead letters that it has moved."""
     place, waits, wait = place_of(rabbit, tmp_path), list[float](), Move.wait

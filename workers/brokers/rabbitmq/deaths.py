@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from redelivery.errors import BrokerError, RedriveError
+from redelivery.errors import RedriveError
 from redelivery.middleware.brokers.rabbitmq.journal.entries import moved_of
 from redelivery.middleware.brokers.rabbitmq.messages import envelope_of, message_of
 from redelivery.middleware.brokers.rabbitmq.names import DELAY_PREFIX
@@ -34,7 +34,7 @@ from redelivery.middleware.transitions.homes import Homes
 
 from ...letters import Contents
 from .copies import Copies, Fate
-from .letters import TIMEOUT, UNCONFIRMED, AmqpLetterStore
+from .letters import TIMEOUT, AmqpLetterStore, unconfirmed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -138,7 +138,7 @@ class AmqpDeathList:
         if not moves:
             return Answer.UNSURE
         if not all(move.wait(TIMEOUT) for move in moves):
-            raise BrokerError(UNCONFIRMED)
+            raise unconfirmed(moves)
         if any(move.answer is not Answer.DONE for move in moves):
             return Answer.MISSING
         self.look.take(death.found)

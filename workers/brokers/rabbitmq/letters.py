@@ -173,7 +173,7 @@ class AmqpLetterStore:
             return Answer.UNSURE
         try:
             if not all(move.wait(until - time.monotonic()) for move in moves):
-                return BrokerError(UNCONFIRMED)
+                return unconfirmed(moves)
         except BrokerError as exc:
             return exc
         if any(move.answer is not Answer.DONE for move in moves):
@@ -296,5 +296,10 @@ def carry_out(transport: AmqpTransport, event: Event, message: bytes | None, tar
     made = None if message is None else message_of(message, target=target)
     move = transport.publisher.submit(Move(event, ignore, made, target, may_wait=False))
     if not move.wait(TIMEOUT):
-        raise BrokerError(UNCONFIRMED)
+        raise unconfirmed([move])
     return move.answer or Answer.MISSING
+
+
+def unconfirmed(moves: Sequence[Move]) -> BrokerError:
+    """The error for moves of which one has not ended in time: why it fails, as far as that is known."""
+    return BrokerError(str(next((each.failure for each in moves if each.failure is not None), UNCONFIRMED)))
