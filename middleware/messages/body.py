@@ -55,6 +55,12 @@ def without_chord(message: Raw) -> tuple[Raw, bool]:
     return with_body(message, [body[0], body[1], {**body[2], "chord": None}]), True
 
 
+def embedded(message: Raw) -> dict[str, Any]:
+    """What the body has beside the arguments: chord, chain, callbacks. Empty if it is not plain JSON of Celery's protocol 2."""
+    body: Any = decoded(message)
+    return dict(body[2]) if _is_protocol_2(body) else {}
+
+
 def edited(
     message: Raw,
     *,

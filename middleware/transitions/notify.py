@@ -17,6 +17,7 @@ from celery.app.task import Context
 from celery.exceptions import (
     InvalidTaskError,
     MaxRetriesExceededError,
+    NotRegistered,
     Retry,
     TaskRevokedError,
     TimeLimitExceeded,
@@ -29,6 +30,7 @@ from kombu.message import Message
 from kombu.serialization import prepare_accept_content
 
 from ..logs import log
+from ..messages.body import embedded
 from ..messages.events import Reason
 
 if TYPE_CHECKING:
@@ -114,18 +116,29 @@ class Caller:
         """Push the request, so that the task's hooks find it, and log what they raise."""
         self.task.request_stack.push(self.context)
         try:
-            yield
-        except Exception:  # noqa: BLE001 - the task's own code, its backend, or any receiver of the signal
-            log.exception("hook.failed", task_id=self.task_id, hook=hook)
+            with _logging(self.task_id, hook):
+                yield
         finally:
             self.task.request_stack.pop()
+
+
+@contextmanager
+def _logging(task_id: Any, hook: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception:  # noqa: BLE001 - the task's own code, its backend, or any receiver of the signal
+        log.exception("hook.failed", task_id=task_id, hook=hook)
 
 
 def tell_failure(app: Celery, message: dict[str, Any], reason: Reason, text: str) -> None:
     """Report to all who wait for this task that it died for `reason`; `text` has details. Does nothing if it names no task."""
     headers = message["headers"]
-    task_id, task = headers.get("id"), app.tasks.get(str(headers.get("task")))
-    if isinstance(task_id, str) and task is not None and reason in EXCEPTIONS:
+    task_id, name = headers.get("id"), str(headers.get("task"))
+    task = app.tasks.get(name)
+    if reason is Reason.UNKNOWN_TASK:  # Celery has stored the result, and tells neither the chord and the chain nor error callbacks
+        with _logging(task_id, "mark_as_failure"):
+            app.backend.mark_as_failure(task_id, NotRegistered(name), request=_context(app, message))
+    elif isinstance(task_id, str) and task is not None and reason in EXCEPTIONS:
         context, exc = _context(app, message), EXCEPTIONS[reason](text)
         Caller(task, task_id, context, stores_errors(task, context)).failed(exc)
         if reason is Reason.WORKER_LOST:
@@ -137,15 +150,15 @@ def log_loss(exc: BaseException) -> None:
     logger.error("Task handler raised error: %r", exc, exc_info=exc)
 
 
-def store_end(app: Celery, message: Mapping[str, Any], end: Exception | str, **context: Any) -> None:
-    """Store for the caller the end of a task that did not run. No error callbacks are called.
+def store_end(app: Celery, message: dict[str, Any], end: Exception | str) -> None:
+    """Store for the caller the end of a task that did not run, and tell its chord. No error callbacks are called.
 
-    `end`: the task was revoked for this reason (a text), or failed with this exception. `context` are further fields of the request
-    that the backend sees.
+    `end`: the task was revoked for this reason (a text), or failed with this exception.
     """
     headers = message["headers"]
     task_id, keeps = headers["id"], not headers.get("ignore_result")
-    known = {"id": task_id, "task": headers.get("task"), "retries": headers.get("retries") or 0, "delivery_info": {}, **context}
+    known = {name: headers.get(name) for name in ("id", "task", "group", "group_index")}
+    known |= {"retries": headers.get("retries") or 0, "delivery_info": {}, **embedded(message)}
     request = Context(known, **_reply_address(message["properties"]))
     try:
         if isinstance(end, str):

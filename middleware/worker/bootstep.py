@@ -307,7 +307,7 @@ class Ingress(bootsteps.StartStopStep):
                 log.exception("message.invalid", tag=held.tag, queue=held.queue)
                 return None
             finally:
-                bury(self.runtime, held, why, failed, told=reason is Reason.UNKNOWN_TASK)
+                bury(self.runtime, held, why, failed, told=False)
 
         return dying
 

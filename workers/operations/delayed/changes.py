@@ -112,7 +112,5 @@ def _deferral(runtime: Runtime, found: Delayed, actor: str | None) -> Event:
 
 def _tell_caller(runtime: Runtime, contents: Contents) -> None:
     """Store for the caller (`AsyncResult`) that the task was revoked, as Celery stores it; a chord counts its member."""
-    call = contents.call()
-    embed = call[2] if call is not None and isinstance(call[2], dict) else {}
     if contents.message is not None and contents.is_task:
-        store_end(runtime.app, contents.message, "cancelled", group=contents.headers.get("group"), chord=embed.get("chord"))
+        store_end(runtime.app, contents.message, "cancelled")

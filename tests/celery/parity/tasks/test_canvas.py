@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from celery import chain, chord, group
+from celery.exceptions import ChordError, NotRegistered
 
+from redelivery.errors import QueueFull
 from tests.support.running import until
 
 if TYPE_CHECKING:
@@ -165,6 +167,28 @@ def failing(p: Parts, dies: str) -> Any:
     body = p.part("total")
     body.link_error(p.side.sig("errback"))
     return chord([p.add(1, 1), p.add(2, 2, dies=dies, queue="once")], body)
+
+
+@pytest.mark.filterwarnings("ignore:Call to deprecated setex")  # Celery's own call, in the producer that lets the oldest die
+@pytest.mark.parametrize("how", ["unknown", "evicted"])
+def test_who_waits_for_a_member_that_never_ran_hears_of_its_death(shop: Callable[..., Shop], how: str) -> None:
+    """No worker knows its task, or its queue was full: its chord has counted a failure, and the rest of its chain has failed."""
+    settings = {"queues": {"#": {"max_delivery_attempts": 1}, "short": {"max_length": 1}}}
+    made = shop(backend=True, settings=settings)
+    made.start(pool="threads")
+
+    def sig(task: str = "tests.support.shop.ok", queue: str = "celery") -> Any:
+        return made.app.signature(task, args=(1,), queue=queue)
+
+    def dying() -> Any:
+        return sig("no.such.task") if how == "unknown" else sig(queue="short")
+
+    chorded, chained = chord([sig(), dying()], sig())(), chain(dying(), sig())()
+    dying().delay()  # a queue of one message lets the one before it die
+    for result in (chorded, chained):
+        exc = result.get(timeout=30, propagate=False)
+        assert isinstance(exc, ChordError if result is chorded else NotRegistered if how == "unknown" else QueueFull), exc
+    assert not made.runs(chorded.id) + made.runs(chained.id)
 
 
 @pytest.mark.parametrize("dies", ["fail", "kill"])
