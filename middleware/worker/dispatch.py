@@ -63,14 +63,14 @@ def hand_over(request: Egress, delivery: HeldDelivery, runtime: Runtime) -> None
             result = execute(pool, **kwargs)
         except TaskRevokedError:
             raise
-        except Ignore:
-            delivery.settlement.give_up(request)
-            raise TaskRevokedError(request.id) from None
         except (WorkerShutdown, WorkerTerminate) as exc:
             _break_off(request, delivery, pool, exc)
             raise
         except Exception as exc:  # noqa: BLE001 - any client's message, any pool
-            _end(request, delivery, pool, exc)
+            if isinstance(exc, Ignore) and request not in state.active_requests:  # its start was refused: another worker has it now
+                delivery.settlement.give_up(request)
+            else:
+                _end(request, delivery, pool, exc)
             raise TaskRevokedError(request.id) from None  # Celery frees the pool's slot for this exception alone
         finally:
             _uncover(request)

@@ -195,9 +195,10 @@ class HeldDelivery:
             if not _success_was_stored(request):
                 self._on_lost(request, exc, exc_info)
                 return
-        if isinstance(exc, Ignore):
+        is_decided = Decided.of(exc, self.facts.tag) is not None  # then only a hook can have raised `Ignore` or `Reject`
+        if isinstance(exc, Ignore) and not is_decided:
             self.ending = Outcome.IGNORED
-        elif not isinstance(exc, (Reject, WorkerLostError)):
+        elif is_decided or not isinstance(exc, (Reject, WorkerLostError)):
             self.ending = self._death_of(exc, exc_info)
         self._let_celery_fail(request, exc_info, send_failed_event, return_ok)
 

@@ -6,6 +6,7 @@ import sys
 from typing import Any
 
 from celery import Task
+from celery.exceptions import Ignore, Reject
 from celery.worker.request import Request
 
 from tests.support.trials.celery_notes import note
@@ -56,6 +57,10 @@ class Raising(Hooked):
     def _raise(self, hook: str, kwargs: Any) -> None:
         if kwargs.get("key") == f"{hook} exits":
             sys.exit(3)
+        if kwargs.get("key") == f"{hook} ignores":
+            raise Ignore
+        if kwargs.get("key") == f"{hook} rejects":
+            raise Reject(requeue=True)
         if kwargs.get("key") == hook:
             message = f"{hook} raises"
             raise RuntimeError(message)

@@ -68,6 +68,15 @@ def test_a_hook_that_raises_does_what_it_does_in_celery(trial: Trial, hook: str)
     trial.ours.ended(story.id, outcome)
 
 
+@pytest.mark.parametrize("what", ["ignores", "rejects"])
+def test_an_on_failure_cannot_undo_the_death_of_its_task(trial: Trial, what: str) -> None:
+    """The caller has been told of a failure: the dead letter is kept and has the task's own reason, whatever the hook raises."""
+    task_id = trial.ours.play(step("fail"), task="raising", kwargs={"key": f"on_failure {what}"}, queue="once")
+    end = trial.ours.ended(task_id, "dead_lettered")
+    assert (end.reason, end.attempt) == ("exhausted", 1)
+    assert trial.ours.outcomes_of(task_id) == ["published", "dead_lettered"]
+
+
 def test_an_on_retry_that_raises_does_not_end_the_task(trial: Trial) -> None:
     """A plain worker then reports FAILURE for a task that will run again; here the redelivery stands, and the error is logged."""
     for steps in ([step("retry"), step("ok")], [step("fail"), step("ok")]):
