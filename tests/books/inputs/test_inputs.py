@@ -48,6 +48,14 @@ def _cut_gzip(folder: Path) -> None:
     (folder / "outcomes" / "cut.jsonl.gz").write_bytes(whole[: len(whole) // 2])
 
 
+def _without_a_line_break(folder: Path) -> None:
+    """Two files that were joined, of which the first did not end with a line break."""
+    event = {"event_id": "1-0", "task_id": "{a} b", "outcome": "published", "queue": "q", "at_ms": NOON}
+    ended = event | {"event_id": "2-0", "outcome": "succeeded"}
+    lines = json.dumps(event), json.dumps(event | {"task_id": "b"}) + json.dumps(ended)
+    (folder / "outcomes" / "joined.jsonl").write_text("\n".join(lines))
+
+
 def _cut_inventory(folder: Path) -> None:
     write_rows([], str(folder / "inventory"), INVENTORY, name="inventory")
     file = folder / "inventory" / "inventory.parquet"
@@ -129,6 +137,11 @@ BAD_INPUTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "a broken line": (
         lambda folder: (folder / "outcomes" / "cut.jsonl").write_text('{"task_id": "a'),
         "is not a JSON object of redelivery",
+    ),
+    "two objects in a line": (_without_a_line_break, "joined.jsonl has a line that is not one JSON object"),
+    "an inventory of two objects in a line": (
+        lambda folder: (folder / "inventory" / "x.jsonl").write_text('{"task_id": "a"} {"task_id": "b"}'),
+        "x.jsonl has a line that is not one JSON object",
     ),
     "no task id": (_event(task_id=None), "1 rows have no task_id, event_id or at_ms"),
     "an empty task id": (_event(task_id=""), "1 rows have no task_id, event_id or at_ms"),

@@ -43,6 +43,8 @@ COMMITS: Final = "_commits"
 
 #: A file that the export writes; any other file there is somebody else's, and is read without a commit.
 _OURS: Final = re.compile(r"outcomes-\d+-\d+-\d+-\d+(?:-[0-9a-f]{8})?\.(?:parquet|jsonl)$")
+#: Where an object of a line may end before the line does; or it is a brace in a text.
+_BEHIND: Final = "[}]\\\\s*[^\\\\s\\\\x00]"
 _DATE: Final = re.compile(r"(?:^|/)date=(\d{4}-\d{2}-\d{2})(?=/)")
 
 
@@ -377,6 +379,7 @@ def _read(  # noqa: PLR0917 - what is read, and its columns
         by_format.setdefault(str(_format_of(path)), []).append(path)
     if "parquet" in by_format:
         _check_columns(spark, by_format["parquet"][0], schema, required, what)
+    _check_lines(spark, [path for path in by_format.get("json", ()) if not _OURS.search(path)])
     tables = [_table(spark, name, uri, by_format[name], schema) for name in sorted(by_format)]
     return reduce(DataFrame.unionByName, tables) if tables else empty(spark, schema)
 
@@ -403,6 +406,19 @@ def _table(spark: SparkSession, name: str, uri: str, paths: list[str], schema: S
 def _usable(name: str) -> str:
     """A number, in SQL; null if it is so large that sums or dates would overflow. A row without its time is refused later."""
     return f"IF({name} BETWEEN {0 if name in _MOMENTS else -_LAST_MS} AND {_LAST_MS}, {name}, NULL) AS {name}"
+
+
+def _check_lines(spark: SparkSession, paths: list[str]) -> None:
+    """Raises `InputError` if a line has anything behind its object: Spark reads the object alone, and is silent about the rest."""
+    if not paths:
+        return
+    lines = spark.read.text([literal(each) for each in paths]).where(f"value RLIKE '{_BEHIND}'")
+    for line in lines.select("value", "_metadata.file_path").toLocalIterator():
+        try:
+            json.loads(line.value)
+        except ValueError as exc:
+            msg = f"{line.file_path} has a line that is not one JSON object: {exc}; is a line break missing between two objects?"
+            raise InputError(msg) from exc
 
 
 def _check_columns(spark: SparkSession, path: str, schema: StructType, required: Sequence[str], what: str) -> None:
