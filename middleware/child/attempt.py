@@ -1,8 +1,8 @@
-"""One attempt of a task, in the pool's child: it decides, and sends its decision to the main process on an exception.
+"""One attempt of a task, in the pool's child: it decides, and sends its decision to the main process.
 
-If the message must be delivered again, the exception is a `Redelivering`. If it must die, it is the task's own exception, with the
-decision (`Decided`) as an attribute. The report of the attempt carries the decision, too: many exceptions lose their attributes on
-the way to the worker, or come there as another class, because they have slots, a `__reduce__` of their own, or cannot be pickled.
+If the message must be delivered again, the attempt raises a `Redelivering`. If it must die, the attempt raises the task's own
+exception, and its report to the worker carries the decision (`Dying`): many exceptions lose their attributes on the way, or come
+there as another class, because they have slots, a `__reduce__` of their own, or cannot be pickled.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from celery.exceptions import Retry
 from celery.utils.saferepr import saferepr as safe_repr
 from celery.utils.serialization import get_pickleable_exception
 
-from ..logs import log
 from ..messages.envelope import Failed
 from ..messages.events import Reason
 from ..policy import decision
@@ -26,7 +25,6 @@ from ..transitions.facts import Decider, DeliveryFacts
 from ..transitions.notify import stores_errors
 
 if TYPE_CHECKING:
-    from billiard.einfo import ExceptionInfo
     from celery import Task
     from celery.app.task import Context
 
@@ -38,9 +36,6 @@ if TYPE_CHECKING:
 DELIVERY = "redelivery_delivery"
 #: The key of the contexts of three spans, if tracing is on: of its delivery, of its publication, and of the attempt before.
 TRACE = "redelivery_trace"
-#: The attribute of an exception that carries the decision it led to.
-DECIDED = "__redelivery__"
-_KINDS = {kind.__name__: kind for kind in (decision.DeadLetter, decision.Discard)}
 
 
 class Redelivering(Retry):
@@ -76,43 +71,25 @@ def _unheard(delay_ms: int, said: tuple[str, str, str] | None) -> Redelivering:
     return Redelivering(None, None, None, delay_ms=delay_ms, failed=failed, is_unheard=True)
 
 
-class Decided(NamedTuple):
-    """What an attempt decided about its message, and the failure.
+class Dying(NamedTuple):
+    """The message dies by this decision."""
 
-    The exception carries it as plain values, because a result backend may pickle that exception for readers without redelivery.
-    """
-
-    decision: decision.DeadLetter | decision.Discard
-    failed: Failed
-    tag: str
-
-    @classmethod
-    def of(cls, exc: BaseException | ExceptionInfo, tag: str) -> Self | None:
-        """The decision that this carries for this tag; None without one: tasks may raise the same object many times."""
-        said = getattr(exc, DECIDED, None)
-        if said is None or said[-1] != tag:
-            return None
-        kind, reason, detail, failed, _ = said
-        return cls(_KINDS[kind](Reason(reason), detail), Failed(**failed), tag)
-
-    def attach(self, exc: BaseException | ExceptionInfo) -> None:
-        """Put it there. If that takes no attribute, whatever it answers is raised: mostly `AttributeError`."""
-        kind, reason = type(self.decision).__name__, str(self.decision.reason)
-        failed = {name: getattr(self.failed, name) for name in ("type", "message", "fingerprint")}
-        setattr(exc, DECIDED, (kind, reason, self.decision.detail, failed, self.tag))
+    decided: decision.DeadLetter | decision.Discard
+    failed: Failed | None
 
 
 class Attempt:
     """One attempt of one task, and whether the task has begun and returned."""
 
-    __slots__ = ("decided", "facts", "gave_up", "has_begun", "has_returned", "result", "runtime", "task")
+    __slots__ = ("dying", "facts", "gave_up", "has_begun", "has_returned", "raised", "result", "runtime", "task")
 
     def __init__(self, task: Task, runtime: Runtime, facts: DeliveryFacts) -> None:
         self.task, self.runtime, self.facts = task, runtime, facts
         #: Whether the task's own code has begun, and has returned; and whether it has used up its own `max_retries`.
         self.has_begun = self.has_returned = self.gave_up = False
-        #: How its message dies, if it was decided here.
-        self.decided: Decided | None = None
+        #: How its message dies, if it was decided here, and the exception that led to this.
+        self.dying: Dying | None = None
+        self.raised: BaseException | None = None
         #: Its result, if the worker is to store it.
         self.result: TaskResult | None = None
 
@@ -162,11 +139,7 @@ class Attempt:
                 reported = safe_repr(reported) if is_unheard else get_pickleable_exception(reported)
             facts: dict[str, Any] = {"delay_ms": round(decided.delay * 1000), "failed": failed, "is_unheard": is_unheard}
             return Redelivering(None, reported, decided.delay, **facts)
-        self.decided = Decided(decided, failed, self.facts.tag)
-        try:
-            self.decided.attach(exc)
-        except Exception:  # noqa: BLE001 - one with slots, or with a `__setattr__` of its own: the report carries it
-            log.debug("decision.not_attached", exception=type(exc).__name__)
+        self.dying, self.raised = Dying(decided, failed), exc
         return exc
 
 

@@ -11,7 +11,6 @@ tracers with the class here, after Celery has built its own: in the worker, and 
 from __future__ import annotations
 
 import time
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from billiard.einfo import ExceptionInfo
@@ -27,7 +26,7 @@ from ..logs import log
 from ..messages.events import Reason
 from ..policy.task_exceptions import DeadLetter
 from ..transitions.facts import DeliveryFacts
-from .attempt import DECIDED, DELIVERY, Attempt, Decided
+from .attempt import DELIVERY, Attempt
 from .result import Carried, leave_to_worker
 
 if TYPE_CHECKING:
@@ -97,8 +96,10 @@ class Info(TraceInfo):
         """
         told: Any = self
         raised = told.retval
-        was_decided = hasattr(raised, DECIDED)
-        told.retval = concluded(task, req, raised)
+        attempt: Any = Attempt.of(task, req)
+        is_outside = attempt is not None and (attempt.has_returned or not attempt.has_begun)
+        if is_outside:
+            told.retval = concluded(attempt, req, raised)
         if isinstance(told.retval, Retry):
             told.state = RETRY
             self.reported = self.handle_retry(task, req, **kwargs)
@@ -106,18 +107,17 @@ class Info(TraceInfo):
         try:
             self.reported = super().handle_failure(task, req, **kwargs)
         except Exception as exc:
-            if was_decided or not hasattr(raised, DECIDED):
-                with suppress(Exception):  # an exception without the decision, or one that cannot carry it: the worker decides
-                    setattr(exc, DECIDED, getattr(raised, DECIDED))
+            if not is_outside:
                 raise  # as Celery, which reports this exception instead; the message dies of the task's own
             # The result backend cannot store this failure either: the decision that was taken here stays.
-            log.exception("hook.failed", task_id=req.id, hook="on_failure", exception=type(exc).__name__)
+            _log_hook(req.id, exc)
             self.reported = _einfo_of(raised)
         self.reported.tb = None
-        attempt = Attempt.of(task, req)
-        if attempt is not None and attempt.decided is not None:
-            attempt.decided.attach(self.reported)
         return self.reported
+
+
+def _log_hook(task_id: Any, exc: Exception) -> None:
+    log.exception("hook.failed", task_id=str(task_id), hook="on_failure", exception=type(exc).__name__)
 
 
 def _einfo_of(raised: BaseException) -> ExceptionInfo:
@@ -125,21 +125,16 @@ def _einfo_of(raised: BaseException) -> ExceptionInfo:
     return ExceptionInfo((get_pickleable_etype(type(raised)), exc, raised.__traceback__))
 
 
-def concluded(task: Any, req: Any, raised: Any) -> Any:
-    """The exception to report for `raised`. If the attempt itself has not decided about it, the decision is taken here."""
-    attempt = Attempt.of(task, req)
-    if attempt is None or Decided.of(raised, attempt.facts.tag) is not None:
-        return raised
-    task.request_stack.push(req)  # the tracer has removed it, if the tracer itself failed
+def concluded(attempt: Attempt, req: Any, raised: Any) -> Any:
+    """The exception to report for `raised`, which came before the task's own code began, or after it has returned."""
+    attempt.task.request_stack.push(req)  # the tracer has removed it, if the tracer itself failed
     try:
         if attempt.has_returned:
             then = f"{raised!r:.200}" if attempt.runtime.settings.store_failure_texts else type(raised).__name__
             return attempt.conclude(attempt.end(Reason.RESULT_NOT_STORED, f"the task has run; then {then}"), raised)
-        if attempt.has_begun:
-            return raised  # the attempt has decided, but this exception could not carry the decision
         return attempt.conclude(attempt.decide(raised), raised)
     finally:
-        task.request_stack.pop()
+        attempt.task.request_stack.pop()
 
 
 def lighten(app: Celery, runtime: Runtime, hostname: str | None) -> None:
@@ -162,20 +157,37 @@ def _honest(task: Any, trace: Any) -> Any:
             if attempt.facts.carries_result:
                 leave_to_worker(task)
         began = time.monotonic()
-        traced = trace(uuid, args, kwargs, request)
-        if traced[2] is None:  # Celery reports the run time of a success only
-            traced = (*traced[:2], time.monotonic() - began, *traced[3:])
-        if isinstance(traced[0], ExceptionInfo) and hasattr(traced[1], "reported"):
-            return traced[1].reported, *traced[1:]  # if Celery's own code raised, Celery returns another report
-        if traced[1] is None and attempt is not None and attempt.result is not None:
-            return *traced[:3], Carried.of(traced[3], attempt.result)
-        if traced[1] is not None or not isinstance(traced[0], ExceptionInfo):
-            return traced
-        failure = Info(FAILURE, traced[0].exception)
-        try:
-            failure.handle_error_state(task, Context(request or {}, args=(), kwargs={}, called_directly=False))
-        except Exception as exc:  # noqa: BLE001 - any client's message
-            log.exception("hook.failed", task_id=str(uuid), hook="on_failure", exception=type(exc).__name__)
-        return traced[0], failure, *traced[2:]
+        report, failure, took, text = _traced(attempt, trace, uuid, args, kwargs, request)
+        if took is None:  # Celery reports the run time of a success only
+            took = time.monotonic() - began
+        if isinstance(report, ExceptionInfo):
+            if failure is None:
+                failure = _not_begun(task, uuid, request, report)
+            else:
+                report = getattr(failure, "reported", report)  # if Celery's own code raised, Celery returns another report
+            if attempt is not None and attempt.dying is not None:
+                report.dying = attempt.dying
+        elif failure is None and attempt is not None and attempt.result is not None:
+            text = Carried.of(text, attempt.result)
+        return report, failure, took, text
 
     return honest
+
+
+def _traced(attempt: Attempt | None, trace: Any, uuid: Any, *call: Any) -> Any:
+    try:
+        return trace(uuid, *call)
+    except Exception as exc:
+        if attempt is None or attempt.dying is None:
+            raise
+        _log_hook(uuid, exc)  # a hook or a result backend that also raised when Celery reported its first error
+        return _einfo_of(exc), Info(FAILURE, exc), None, None
+
+
+def _not_begun(task: Any, uuid: Any, request: Any, report: Any) -> Info:
+    failure = Info(FAILURE, report.exception)
+    try:
+        failure.handle_error_state(task, Context(request or {}, args=(), kwargs={}, called_directly=False))
+    except Exception as exc:  # noqa: BLE001 - any client's message
+        _log_hook(uuid, exc)
+    return failure

@@ -3,7 +3,7 @@
 A success returns. A failure becomes a decision (`decision.decide`). If the message must be delivered again, the attempt raises
 `Redelivering`, a `celery.exceptions.Retry`: Celery stores RETRY and sends its signals, and the worker moves the message. If it must
 die, the attempt raises the task's own exception: Celery handles FAILURE, error callbacks, chords and chains, and the worker finds
-the decision on the exception. `Reject`, `Ignore`, eager runs and direct calls are not changed.
+the decision in the report. `Reject`, `Ignore`, eager runs and direct calls are not changed.
 
 Limits: it runs in the pool's child and calls no broker there, with one exception: on pools that share the worker's process it
 records the start of a message whose starts must be recorded.
@@ -22,7 +22,7 @@ from redelivery.display import safe
 from redelivery.errors import RedeliveryError
 
 from ..messages.events import Reason
-from .attempt import DECIDED, Attempt, Decided, Redelivering
+from .attempt import Attempt, Redelivering
 from .retry import retry_of
 
 if TYPE_CHECKING:
@@ -33,13 +33,17 @@ if TYPE_CHECKING:
     from ..runtime import Runtime
 
 
+#: The attribute of a task that is wrapped.
+GUARDED = "__redelivery__"
+
+
 class ResultRefused(RedeliveryError):
     """The task's result was refused by `retry=`, and its deliveries are used up: look at the task, or raise the limit."""
 
 
 def guard(task: Task, runtime: Runtime) -> None:
     """Wrap a task, or its class's own `__call__` if it has one; a second call changes nothing."""
-    if getattr(task, DECIDED, False):
+    if getattr(task, GUARDED, False):
         return
     calls = next(cls for cls in type(task).__mro__ if "__call__" in vars(cls)) is not BaseTask
     run = functools.partial(type(task).__call__, task) if calls else task.run
@@ -64,7 +68,7 @@ def guard(task: Task, runtime: Runtime) -> None:
         finally:
             reset_contextvars(**bound)
 
-    setattr(task, DECIDED, True)
+    setattr(task, GUARDED, True)
     if calls:
         _insert(task, __call__=guarded)
     else:
@@ -97,6 +101,7 @@ def _attempt(
     try:
         result = run(*args, **kwargs)
     except (Reject, Ignore):
+        attempt.dying = None  # the task has caught the exception of its last `retry`
         raise
     except Retry as exc:
         _ask_for(exc, attempt.task)
@@ -110,7 +115,7 @@ def _attempt(
     except BaseException as exc:
         if not isinstance(exc, Exception) and (attempt.runtime.shares_process or isinstance(exc, KeyboardInterrupt)):
             raise  # a pool of greenlets ends its tasks by such exceptions, and reports them
-        if Decided.of(exc, attempt.facts.tag) is not None:
+        if exc is attempt.raised:
             raise
         concluded = attempt.conclude(attempt.decide(exc), exc)
         if concluded is exc:
@@ -118,7 +123,7 @@ def _attempt(
         raise concluded from exc
     decided = attempt.judge(result) if asks_for_results else None
     if decided is None:
-        attempt.has_returned = True
+        attempt.has_returned, attempt.dying = True, None
         return result
     raise attempt.conclude(decided, ResultRefused(f"{attempt.task.name} returned {result!r:.200}, which its retry= refuses"))
 

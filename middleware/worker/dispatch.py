@@ -26,7 +26,6 @@ from billiard.exceptions import WorkerLostError
 from celery.exceptions import Ignore, TaskRevokedError, WorkerShutdown, WorkerTerminate
 from celery.worker import state
 
-from ..child.attempt import Decided
 from ..logs import log
 
 if TYPE_CHECKING:
@@ -161,13 +160,10 @@ def _break_off(request: Egress, delivery: HeldDelivery, pool: Any, exc: BaseExce
 
 
 def lose(request: Egress, delivery: HeldDelivery, exc: BaseException) -> None:
-    """An attempt that has begun was broken off: it counts, as a lost worker does; unless it has decided how its message dies."""
+    """An attempt that has begun was broken off: it counts, as a lost worker does."""
     if delivery.has_left:
         return
     exc = _showable(exc)
-    if Decided.of(exc, delivery.facts.tag) is not None:  # its `on_failure` or its result backend has raised
-        request.on_failure(ExceptionInfo((type(exc), exc, exc.__traceback__)))
-        return
     log.error("message.broken_off", task_id=request.id, exc_info=exc)
     try:
         raise WorkerLostError(repr(exc)) from exc  # noqa: TRY301 - the report needs an exception that was raised

@@ -4,8 +4,8 @@
    of the task's own ran it (`own_strategy`), because its end is then not known.
 2. *It is delivered again*: the child raised `Redelivering`; or a child was lost or ran out of time, and this class decides. The
    message is moved to the delay store (or back to its queue), and recorded as `redelivery_scheduled`.
-3. *It died*: the exception carries the decision, or this class decides. The message is moved to the dead-letter queue and recorded
-   as `dead_lettered`, or recorded as `discarded` if its policy keeps no dead letters.
+3. *It died*: the report carries the decision, or this class decides. The message is moved to the dead-letter queue and recorded as
+   `dead_lettered`, or recorded as `discarded` if its policy keeps no dead letters.
 4. *It was revoked, expired or ignored* (Celery's own words). This is recorded; an expired message dies.
 
 Celery stores its result for the caller (`AsyncResult`) before the message leaves; if the worker dies in between, the message is
@@ -16,7 +16,7 @@ stored in the same step in which the message leaves.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from billiard.einfo import ExceptionInfo, ExceptionWithTraceback
 from celery.exceptions import (
@@ -33,7 +33,7 @@ from celery.platforms import EX_FAILURE
 from celery.worker import state
 from celery.worker.request import Request, logger
 
-from ...child.attempt import DECIDED, Decided, Redelivering
+from ...child.attempt import Dying, Redelivering
 from ...logs import log
 from ...messages.envelope import Attempt, Failed
 from ...messages.events import Outcome, Reason
@@ -58,13 +58,6 @@ if TYPE_CHECKING:
 
 #: The exceptions that report the loss of the attempt's child, and the reason that is recorded for each.
 LOST: dict[type[BaseException], Reason] = {WorkerLostError: Reason.WORKER_LOST, TimeLimitExceeded: Reason.TIME_LIMIT}
-
-
-class Dying(NamedTuple):
-    """The message dies by this decision."""
-
-    decided: DeadLetter | Discard
-    failed: Failed | None
 
 
 #: How a message ends when Celery next acknowledges or rejects it.
@@ -188,15 +181,15 @@ class HeldDelivery:
         if isinstance(exc, (SystemExit, KeyboardInterrupt)) and not request.was_ended:
             exc_info = _worker_lost_info(request, exc)
             exc = unwrapped(exc_info.exception)
+        is_decided = hasattr(exc_info, "dying")
         if isinstance(exc, (WorkerLostError, TimeLimitExceeded, MemoryError)):
-            if Decided.of(exc_info, self.facts.tag) is not None:
+            if is_decided:
                 self._end_of_report(request, exc, exc_info)
                 return
             if not _success_was_stored(request):
                 self._on_lost(request, exc, exc_info)
                 return
-        is_decided = Decided.of(exc, self.facts.tag) is not None  # then only a hook can have raised `Ignore` or `Reject`
-        if isinstance(exc, Ignore) and not is_decided:
+        if isinstance(exc, Ignore) and not is_decided:  # if it is decided, only a hook can have raised `Ignore` or `Reject`
             self.ending = Outcome.IGNORED
         elif is_decided or not isinstance(exc, (Reject, WorkerLostError)):
             self.ending = self._death_of(exc, exc_info)
@@ -307,11 +300,10 @@ class HeldDelivery:
 
     def _death_of(self, exc: BaseException, exc_info: ExceptionInfo) -> Dying:
         """The child's decision; if it could not report one, the decision that is taken here."""
-        runtime, tag = self.runtime, self.facts.tag
-        known = Decided.of(exc_info, tag) or Decided.of(exc, tag)
+        runtime, known = self.runtime, getattr(exc_info, "dying", None)
         if known is not None:
-            decided, failed = known.decision, known.failed
-        elif isinstance(exc, InvalidTaskError) and not hasattr(exc, DECIDED):  # Celery could not begin it
+            decided, failed = known
+        elif isinstance(exc, InvalidTaskError):  # Celery could not begin it
             failed = runtime.failed_of(exc)
             decided = self.decider.end(self.facts, Reason.INVALID, failed.message)
         else:

@@ -30,7 +30,7 @@ from kombu.serialization import dumps
 
 from redelivery.errors import ConfigurationError, EnvelopeError
 
-from ...child.attempt import Attempt
+from ...child.attempt import Attempt, Dying
 from ...logs import log
 from ...messages.envelope import HEADER, Envelope, Failed
 from ...messages.events import Outcome, Reason
@@ -41,7 +41,7 @@ from ...policy.decision import DeadLetter
 from ...transitions.homes import Homes
 from ...transitions.letter import Letter, LetterDecision
 from ...transitions.redrive import redrive
-from .held_delivery import Dying, Ending, HeldDelivery, unwrapped
+from .held_delivery import Ending, HeldDelivery, unwrapped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -1,17 +1,10 @@
-"""What is known about a delivery, and the decision that an attempt attaches to its exception."""
+"""What is known about a delivery."""
 
 from __future__ import annotations
 
-import pickle
-import pickletools
-
 import pytest
-from celery.utils.serialization import get_pickleable_exception
 
-from redelivery.middleware.child.attempt import DECIDED, Decided
-from redelivery.middleware.messages.envelope import Envelope, Failed
-from redelivery.middleware.messages.events import Reason
-from redelivery.middleware.policy.decision import DeadLetter, Discard
+from redelivery.middleware.messages.envelope import Envelope
 from redelivery.middleware.ports import Held
 from redelivery.middleware.transitions.facts import DeliveryFacts
 
@@ -45,24 +38,3 @@ def test_the_facts_do_not_change() -> None:
     """The child that gets them keeps its own progress elsewhere."""
     with pytest.raises(AttributeError):
         DeliveryFacts.of(HELD, Envelope(), {}).attempt = 2  # type: ignore[misc]
-
-
-@pytest.mark.parametrize("decided", [DeadLetter(Reason.EXHAUSTED, "attempt 3 of 3"), Discard(Reason.NOT_ELIGIBLE)])
-def test_a_decision_travels_on_an_exception_without_a_class_of_ours(decided: DeadLetter | Discard) -> None:
-    """A result backend may pickle the exception for a reader without redelivery."""
-    exc = KeyError("x")
-    failed = Failed(type="KeyError", message="'x'", fingerprint="f")
-    Decided(decided, failed, "tag").attach(exc)
-    pickled = pickle.dumps(get_pickleable_exception(exc))
-    names = [said for _, said, _ in pickletools.genops(pickled) if isinstance(said, str)]
-    assert DECIDED in names
-    assert not [name for name in names if name.startswith("redelivery")]
-    assert Decided.of(pickle.loads(pickled), "tag") == Decided(decided, failed, "tag")  # noqa: S301 - our own
-
-
-def test_another_delivery_s_decision_is_not_this_one_s() -> None:
-    """Many tasks may raise the same object."""
-    exc = KeyError("x")
-    assert Decided.of(exc, "tag") is None
-    Decided(DeadLetter(Reason.EXHAUSTED), Failed(type="KeyError"), "another").attach(exc)
-    assert Decided.of(exc, "tag") is None
