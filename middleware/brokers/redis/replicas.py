@@ -12,6 +12,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from redis import Redis
+from redis.exceptions import ResponseError
 
 from ...logs import log
 
@@ -33,9 +34,11 @@ class Replicas:
         self.question = b"".join([b"*3\r\n", *(b"$%d\r\n%b\r\n" % (len(part), part) for part in parts)])
         self._say_at = 0.0
 
-    def heard(self, confirmed: int, why: str = "the last writes may be lost if the master dies now") -> None:
-        """Note the server's answer: how many replicas have the writes."""
-        now = time.monotonic()
+    def heard(self, answer: Any) -> None:
+        """Note the server's answer: how many replicas have the writes, or an error, which is no reason to repeat the writes."""
+        confirmed, why, now = answer, "the last writes may be lost if the master dies now", time.monotonic()
+        if isinstance(answer, ResponseError):
+            confirmed, why = 0, f"the server refuses WAIT: {answer}"
         if confirmed < self.wanted and now >= self._say_at:
             self._say_at = now + QUIET
             log.warning("replicas.behind", wanted=self.wanted, confirmed=confirmed, why=why)
@@ -47,11 +50,3 @@ class ConfirmedRedis(Redis):
     def __init__(self, pool: ConnectionPool, wanted: int) -> None:
         super().__init__(connection_pool=pool)
         self.replicas = Replicas(wanted) if wanted else None
-
-    def confirm(self, answers: list[Any]) -> list[Any]:
-        """The answers of commands that ended with `WAIT`, without the last one, which is checked."""
-        if self.replicas is None:
-            return answers
-        *before, confirmed = answers
-        self.replicas.heard(confirmed if isinstance(confirmed, int) else 0)
-        return before

@@ -5,7 +5,6 @@ A script's text is the shared pieces that its line `-- uses:` names, and then it
 
 from __future__ import annotations
 
-from contextlib import suppress
 from functools import cache, lru_cache, partial
 from hashlib import sha1
 from importlib.resources import files
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from redis import Redis
 
     from ...messages.events import Event
-    from .replicas import Replicas
 
 
 @cache
@@ -71,7 +69,8 @@ class Script:
     """
 
     def __init__(self, name: str, *, answers_last: bool = False) -> None:
-        self.name, self._word = name, WORD if answers_last else b""
+        self.name = name
+        self._first = (WORD,) if answers_last else ()
 
     @cached_property
     def text(self) -> str:
@@ -86,11 +85,19 @@ class Script:
     def __call__(self, client: Redis, keys: Sequence[str], args: Sequence[Any]) -> Any:
         """Run it. Raises whatever redis-py raises; a script that the server refused has changed nothing."""
         replicas = None if self.name in UNCONFIRMED else getattr(client, "replicas", None)
-        try:
-            return _answer(client, packed(self.sha, keys, args), replicas, self._word)
-        except NoScriptError:
+        commands = [*self._first, packed(self.sha, keys, args)]
+        if replicas is not None:  # `WAIT` asks about the writes of its own connection
+            commands.append(replicas.question)
+        answers = _answers(client, commands)
+        if isinstance(answers[len(self._first)], NoScriptError):
             client.script_load(self.text)
-            return _answer(client, packed(self.sha, keys, args), replicas, self._word)
+            answers = _answers(client, commands)
+        answer = answers[len(self._first)]
+        if isinstance(answer, ResponseError):
+            raise answer
+        if replicas is not None:
+            replicas.heard(answers[-1])
+        return answer
 
     def begin(self, client: Redis, keys: Sequence[str], args: Sequence[Any]) -> Callable[[], Any]:
         """Send the call; the returned function reads the answer, and must be called. For scripts that do a repeated call once.
@@ -103,7 +110,7 @@ class Script:
         pool = client.connection_pool
         connection = pool.get_connection()
         try:
-            connection.send_packed_command([self._word + packed(self.sha, keys, args)])
+            connection.send_packed_command([b"".join([*self._first, packed(self.sha, keys, args)])])
         except BaseException as exc:
             connection.disconnect()
             pool.release(connection)
@@ -113,22 +120,19 @@ class Script:
 
         def answer() -> Any:
             try:
-                if self._word:
-                    with suppress(ResponseError):
-                        connection.read_response()
-                return connection.read_response()
-            except NoScriptError:
-                pass
-            except (ConnectionError, TimeoutError):
-                connection.disconnect()
-            except ResponseError:
-                raise
-            except BaseException:
+                *_, said = _read(connection, len(self._first) + 1)
+            except BaseException as exc:
                 connection.disconnect()  # its answer may still come
+                if isinstance(exc, (ConnectionError, TimeoutError)):
+                    return again()
                 raise
             finally:
                 pool.release(connection)
-            return again()
+            if isinstance(said, NoScriptError):
+                return again()
+            if isinstance(said, ResponseError):
+                raise said
+            return said
 
         return answer
 
@@ -139,7 +143,9 @@ class Script:
         if replicas is not None:
             commands.append(replicas.question)
         _, *answers = _answers(client, commands)
-        return answers if replicas is None else client.confirm(answers)  # type: ignore[attr-defined]
+        if replicas is not None:
+            replicas.heard(answers.pop())
+        return answers
 
 
 #: An empty argument in the protocol: half of an event's fields are empty.
@@ -171,19 +177,13 @@ def command(*words: bytes) -> bytes:
 
 
 def _answers(client: Redis, commands: list[bytes]) -> list[Any]:
-    """Send packed commands at once, and read all their answers; a refusal is an answer, too."""
+    """Send packed commands at once, and read all their answers; tried again as the client is configured."""
     pool = client.connection_pool
     connection = pool.get_connection()
 
     def ask() -> list[Any]:
         connection.send_packed_command([b"".join(commands)])
-        answers = []
-        for _ in commands:
-            try:
-                answers.append(connection.read_response())
-            except ResponseError as exc:
-                answers.append(exc)
-        return answers
+        return _read(connection, len(commands))
 
     try:
         return connection.retry.call_with_retry(ask, lambda _: connection.disconnect())
@@ -191,37 +191,15 @@ def _answers(client: Redis, commands: list[bytes]) -> list[Any]:
         pool.release(connection)
 
 
-def _answer(client: Redis, command: bytes, replicas: Replicas | None, word: bytes) -> Any:
-    """Send a packed command on a connection of the client's, and read the answer; tried again as the client is configured.
-
-    `WAIT` asks about the writes of its own connection, so it is sent after the command on the same connection; `word` before it.
-    """
-    pool = client.connection_pool
-    connection = pool.get_connection()
-
-    def ask() -> Any:
-        connection.send_packed_command([word + command + (b"" if replicas is None else replicas.question)])
-        if word:
-            with suppress(ResponseError):
-                connection.read_response()
-        if replicas is None:
-            return connection.read_response()
+def _read(connection: Any, number: int) -> list[Any]:
+    """Read the next answers; a refusal is an answer, too."""
+    answers = []
+    for _ in range(number):
         try:
-            answer = connection.read_response()
-        except ResponseError:
-            with suppress(ResponseError):
-                connection.read_response()
-            raise
-        try:
-            replicas.heard(connection.read_response())
-        except ResponseError as exc:  # the command is done: an error would make the caller repeat it
-            replicas.heard(0, f"the server refuses WAIT: {exc}")
-        return answer
-
-    try:
-        return connection.retry.call_with_retry(ask, lambda _: connection.disconnect())
-    finally:
-        pool.release(connection)
+            answers.append(connection.read_response())
+        except ResponseError as exc:
+            answers.append(exc)
+    return answers
 
 
 def encoded(event: Event) -> list[bytes]:

@@ -14,6 +14,7 @@ import pytest
 from pyarrow import dataset
 from redis import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import NoScriptError
 from structlog.testing import capture_logs
 
 from redelivery.errors import BrokerError, InputError
@@ -258,20 +259,21 @@ class AtLastStep(Redis):
 @pytest.fixture(autouse=True)
 def acting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Run the function of such a client."""
-    answer, last = scripts._answer, Script("exported").sha.encode()
+    answers, last = scripts._answers, Script("exported").sha.encode()
 
-    def acting(client: Redis, command: bytes, *args: Any) -> Any:
-        call = partial(answer, client, command, *args)
+    def acting(client: Redis, commands: list[bytes]) -> Any:
+        call = partial(answers, client, commands)
         if isinstance(client, BetweenPages):
             return client.page(call)
-        return client.act(call) if isinstance(client, AtLastStep) and last in command else call()
+        return client.act(call) if isinstance(client, AtLastStep) and last in commands[0] else call()
 
-    monkeypatch.setattr(scripts, "_answer", acting)
+    monkeypatch.setattr(scripts, "_answers", acting)
 
 
 def at_last_step(server: Server, act: Callable[[Callable[[], Any]], Any]) -> Redis:
     """A client of that kind."""
     client = AtLastStep(unix_socket_path=server.socket)
+    client.script_load(Script("exported").text)  # so that it is called once
     client.act = act
     return client
 
@@ -286,9 +288,9 @@ class BetweenPages(Redis):
         """Act before the second one; a script that is not known yet answers nothing."""
         if self.pages == 1:
             self.act()
-        answer = call()
-        self.pages += 1
-        return answer
+        answers = call()
+        self.pages += not isinstance(answers[0], NoScriptError)
+        return answers
 
 
 def between_pages(server: Server, act: Callable[[], Any]) -> Redis:
