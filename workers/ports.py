@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
     from redelivery.middleware.messages.events import Event
     from redelivery.middleware.ports import Answer
-    from redelivery.middleware.runtime import Runtime
 
     from .letters import Contents, Letter
 
@@ -185,36 +184,6 @@ class LetterStore(Protocol):
         """Move dead letters to another dead-letter queue: for each its bytes, its new bytes, its origin queue, its two events."""
 
 
-class OwnDeath(Protocol):
-    """A message that the broker itself dead-lettered: why, and the dead-letter queue where it belongs."""
-
-    @property
-    def target(self) -> str: ...  # noqa: D102 - as above
-    @property
-    def reason(self) -> str: ...  # noqa: D102 - as above
-
-
-class DeathList(Protocol):
-    """The messages of a queue behind a dead-letter exchange."""
-
-    @property
-    def total(self) -> int:
-        """How many there were when it was opened."""
-
-    def __iter__(self) -> Iterator[OwnDeath | str]:
-        """The death of each message, the oldest first, or why it stays."""
-
-    def bury(self, deaths: Sequence[Any]) -> list[Answer]:
-        """Record these deaths of the list, and move their dead letters; an answer for each. Raises `BrokerError`."""
-
-
-class OwnDeaths(Protocol):
-    """The dead letters that the broker itself made, outside our policies. Every method raises what the broker's driver does."""
-
-    def open(self, runtime: Runtime, name: str) -> AbstractContextManager[DeathList]:
-        """The dead letters of this queue, to be opened with `with`; the app's policies apply to them."""
-
-
 @dataclass(frozen=True, slots=True)
 class Gap:
     """Events that left the log before they were exported.
@@ -366,66 +335,6 @@ class AuditStore(Protocol):
         All records of the audit if `record_id` is empty, or if the audit is another one than before: deleted since, or restored
         from an older copy.
         """
-
-
-class OperationStore(Protocol):
-    """The operations that the broker keeps. Every method raises what the broker's driver does.
-
-    An operation is changed only if it is in one of the named states and, if a token is named, carried out under that token.
-    """
-
-    def lead(self, token: str, seconds: float) -> bool:
-        """Take or keep the lead among the processes that carry operations out, for this long."""
-
-    def resign(self, token: str) -> None:
-        """Give the lead up."""
-
-    def begin(self, operation_id: str, about: str, record: str) -> StoredOperation:
-        """Store a new operation, which waits, and record that; the oldest operations that have ended are forgotten."""
-
-    def stored(self, operation_id: str) -> StoredOperation | None:
-        """One operation."""
-
-    def newest(self, limit: int) -> list[StoredOperation]:
-        """The newest operations, the newest first."""
-
-    def ids(self) -> list[str]:
-        """The ids of all operations that are kept, the newest first."""
-
-    def has_unended(self) -> bool:
-        """Whether there is an operation that has not ended."""
-
-    def unended(self) -> list[StoredOperation]:
-        """The operations that have not ended, the oldest first."""
-
-    def turn(
-        self,
-        operation_id: str,
-        state: str,
-        *,
-        states: Collection[str],
-        held: str = "",
-        token: str = "",
-        message: str = "",
-        record: str = "",
-        has_ended: bool = False,
-    ) -> Answer:
-        """Bring an operation from one of `states` into `state`, and record that; `held` is the token that it must be under.
-
-        `REFUSED` if it is in another state, or under another token; `MISSING` if it is not there.
-        """
-
-    def report(self, claim: Claim, progress: str, message: str, ended: Collection[Life] = ()) -> bool:
-        """Store how far an operation is, and which lives of it have ended; False if this process no longer carries it out."""
-
-    def followed(self, operation_id: str) -> list[Life]:
-        """The lives that the operation opened and that were not reported as ended."""
-
-    def letters(self, claim: Claim) -> LetterStore:
-        """The dead-letter queues, for this operation: each dead letter that moves is counted; if it may not move: `Halted`."""
-
-    def delayed(self, claim: Claim) -> DelayStore:
-        """The delay store, likewise."""
 
 
 class Gauge(NamedTuple):

@@ -15,12 +15,12 @@ if TYPE_CHECKING:
         Gauges,
         InventorySource,
         LetterStore,
-        OperationStore,
         OutcomeLog,
-        OwnDeaths,
         TaskSource,
         Transitions,
     )
+    from .rabbitmq.deaths import AmqpDeaths
+    from .redis.operations import RedisOperationStore
 
 Feature = TypeVar("Feature")
 
@@ -35,9 +35,9 @@ class Broker:
     gauges: Gauges | None = None
     inventory: InventorySource | None = None
     tasks: TaskSource | None = None
-    operations: OperationStore | None = None
+    operations: RedisOperationStore | None = None
     audit: AuditStore | None = None
-    deaths: OwnDeaths | None = None
+    deaths: AmqpDeaths | None = None
     checkup: Checkup | None = None
 
 

@@ -80,13 +80,14 @@ class Death:
 
 
 class AmqpDeaths:
-    """See `OwnDeaths`."""
+    """The dead letters that the broker itself made, outside our policies. Raises what the broker's driver does."""
 
     def __init__(self, transport: AmqpTransport) -> None:
         self._store = AmqpLetterStore(transport)
 
     @contextmanager
     def open(self, runtime: Runtime, name: str) -> Iterator[AmqpDeathList]:
+        """The messages of this queue, to be opened with `with`; the app's policies apply to them."""
         with self._store.transport.connect() as connection:
             depth = depth_of(connection, name) or 0
             copies = Copies(self._store.transport)
@@ -96,7 +97,7 @@ class AmqpDeaths:
 
 @dataclass(frozen=True, slots=True)
 class AmqpDeathList:
-    """See `DeathList`."""
+    """The messages of a queue behind a dead-letter exchange; there were `total` when it was opened."""
 
     runtime: Runtime
     store: AmqpLetterStore
@@ -106,6 +107,7 @@ class AmqpDeathList:
     copies: Copies
 
     def __iter__(self) -> Iterator[Death | str]:
+        """The death of each message, the oldest first, or why it stays."""
         for found in self.look:
             try:
                 death = death_of(self.runtime, self.store, found, self.name)
@@ -115,7 +117,7 @@ class AmqpDeathList:
                 yield death
 
     def bury(self, deaths: Sequence[Death]) -> list[Answer]:
-        """Publish and record all of them; then remove those that have arrived.
+        """Publish and record all of them; then remove those that have arrived. Raises `BrokerError`.
 
         If an earlier import died after it had published a message, the message is only recorded and removed.
         """

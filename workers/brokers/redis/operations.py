@@ -37,18 +37,23 @@ _BEGIN, _TURN, _REPORT = Script("operation_begin"), Script("operation_turn"), Sc
 
 
 class RedisOperationStore:
-    """See `OperationStore`."""
+    """The operations that the broker keeps. Every method raises what the broker's driver does.
+
+    An operation is changed only if it is in one of the named states and, if a token is named, carried out under that token.
+    """
 
     def __init__(self, transport: RedisTransport) -> None:
         self._transport, self._client, self._keys = transport, transport.client, transport.keys
 
     def lead(self, token: str, seconds: float) -> bool:
+        """Take or keep the lead among the processes that carry operations out, for this long."""
         return self._transport.leases.lead(self._keys.operator, token, seconds)
 
     def resign(self, token: str) -> None:
         self._transport.leases.resign(self._keys.operator, token)
 
     def begin(self, operation_id: str, about: str, record: str) -> StoredOperation:
+        """Store a new operation, which waits, and record that; the oldest operations that have ended are forgotten."""
         keys = self._keys
         names = [keys.operation(operation_id), keys.operations, keys.open_operations, keys.audit]
         _BEGIN(self._client, names, [operation_id, about, record, MAX_RECORDS])
@@ -75,6 +80,7 @@ class RedisOperationStore:
         return next(iter(self._read([operation_id])), None)
 
     def newest(self, limit: int) -> list[StoredOperation]:
+        """The newest operations, the newest first."""
         return self._read(self.ids()[:limit])
 
     def ids(self) -> list[str]:
@@ -85,6 +91,7 @@ class RedisOperationStore:
         return bool(self._client.exists(self._keys.open_operations))
 
     def unended(self) -> list[StoredOperation]:
+        """The operations that have not ended, the oldest first."""
         found: Any = self._client.smembers(self._keys.open_operations)
         if not found:
             return []
@@ -115,6 +122,10 @@ class RedisOperationStore:
         record: str = "",
         has_ended: bool = False,
     ) -> Answer:
+        """Bring an operation from one of `states` into `state`, and record that; `held` is the token that it must be under.
+
+        `REFUSED` if it is in another state, or under another token; `MISSING` if it is not there.
+        """
         keys = self._keys
         names = [keys.operation(operation_id), keys.open_operations, keys.audit]
         expected, ended = f",{','.join(states)},", "ended" if has_ended else ""
@@ -125,6 +136,7 @@ class RedisOperationStore:
         return answer
 
     def report(self, claim: Claim, progress: str, message: str, ended: Collection[Life] = ()) -> bool:
+        """Store how far an operation is, and which lives of it have ended; False if this process no longer carries it out."""
         names = [self._keys.operation(claim.operation_id), self._keys.followed(claim.operation_id)]
         lives = list(ended)
         is_ours = True
@@ -134,10 +146,12 @@ class RedisOperationStore:
         return is_ours
 
     def followed(self, operation_id: str) -> list[Life]:
+        """The lives that the operation opened and that were not reported as ended."""
         found: Any = self._client.smembers(self._keys.followed(operation_id))
         return sorted(life for each in found if (life := _life(each.decode("utf-8", "replace"))) is not None)
 
     def letters(self, claim: Claim) -> ClaimedLetterStore:
+        """The dead-letter queues, for this operation: each dead letter that moves is counted; if it may not move: `Halted`."""
         return ClaimedLetterStore(self._transport, claim)
 
     def delayed(self, claim: Claim) -> ClaimedDelayStore:

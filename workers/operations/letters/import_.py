@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from redelivery.middleware.runtime import Runtime
 
-    from ...ports import DeathList, OwnDeath
+    from ...brokers.rabbitmq.deaths import AmqpDeathList, Death
 
 
 @dataclass(slots=True, kw_only=True)
@@ -49,7 +49,7 @@ class Import(Walked):
     reasons: Counter[str] = field(default_factory=Counter)
     targets: Counter[str] = field(default_factory=Counter)
 
-    def count(self, death: OwnDeath, answer: Answer) -> None:
+    def count(self, death: Death, answer: Answer) -> None:
         """Count a letter that was imported, or that stays."""
         if answer is not Answer.DONE:
             self.left[UNSURE if answer is Answer.UNSURE else f"the queue {death.target!r} does not exist, or is full"] += 1
@@ -98,9 +98,9 @@ def require_source(runtime: Runtime, name: str) -> None:
         raise InputError(msg)
 
 
-def _batches(found: DeathList, result: Import, limit: int | None) -> Iterator[list[OwnDeath]]:
+def _batches(found: AmqpDeathList, result: Import, limit: int | None) -> Iterator[list[Death]]:
     """The deaths to import, in batches; the last batch may be empty."""
-    batch: list[OwnDeath] = []
+    batch: list[Death] = []
     for death in found:
         result.looked_at += 1
         if isinstance(death, str):

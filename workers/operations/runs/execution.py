@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from redelivery.middleware.runtime import Runtime
 
-    from ...ports import OperationStore
+    from ...brokers.redis.operations import RedisOperationStore
     from ..letters.redrive.guard import Guard
     from ..letters.walk import Walked
 
@@ -62,7 +62,7 @@ class Stopping(Exception):
 class Execution:
     """Carries one operation out, in the thread that calls `run`. `is_stopping` returns whether this process is ending."""
 
-    def __init__(self, runtime: Runtime, store: OperationStore, operation_id: str, is_stopping: Callable[[], bool]) -> None:
+    def __init__(self, runtime: Runtime, store: RedisOperationStore, operation_id: str, is_stopping: Callable[[], bool]) -> None:
         self._runtime, self._store, self._id, self._is_stopping = runtime, store, operation_id, is_stopping
         self._claim = Claim(operation_id, uuid.uuid4().hex, self._follows)
         self._operation: Operation | None = None

@@ -45,7 +45,8 @@ if TYPE_CHECKING:
 
     from redelivery.middleware.runtime import Runtime
 
-    from ...ports import OperationStore, StoredOperation, Transitions
+    from ...brokers.redis.operations import RedisOperationStore
+    from ...ports import StoredOperation, Transitions
     from ..letters.redrive.fates import Fates
 
 #: The error text for a broker that keeps no operations.
@@ -309,7 +310,7 @@ def _progress(text: str) -> dict[str, Any]:
     }
 
 
-def store_of(transport: Transitions) -> OperationStore:
+def store_of(transport: Transitions) -> RedisOperationStore:
     """The broker's store of operations. Raises `BrokerError`, whose text says what to do instead, if the broker keeps none."""
     store = broker_of(transport).operations
     if store is None:
