@@ -1,16 +1,13 @@
 """Publishing in batches: the messages of a group, and those published in a `publishing()` block, go to the broker together.
 
-Celery's canvas publishes all messages of a group, of chunks and of a chord's header through one producer, which it asks the app for
-(`producer_or_acquire`). Here the app gives it a producer that collects messages. It publishes them at the end of the group, when a
-batch is full, or when another message comes and the oldest has waited for `MAX_WAIT`. A block does the same for all messages that
-its code publishes through the app, in its own thread. Nothing else is collected: a message that the caller publishes with a
-producer or a connection of its own is published at once.
+Celery's canvas publishes a group, chunks and a chord's header through one producer, which it asks the app for
+(`producer_or_acquire`). The app gives it one that collects, and publishes at the end of the group, when a batch is full, or when
+another message comes and the oldest has waited for `MAX_WAIT`. A block does so for all messages that its code publishes through the
+app, in its own thread. The broker's transport sets the size of a batch (`publishes_together`).
 
-The broker's transport sets the size of a batch (`publishes_together`): a script of Redis keeps all other clients waiting.
-
-Each message is serialized when it is collected, and Celery's two signals are sent then, as usual: `after_task_publish` means that
-the message has been handed over. A batch is tried again by the policy of its messages (`retry`, `retry_policy`); messages with
-another policy go in another batch. If a process dies, the messages that it has collected are neither published nor recorded.
+Each message is serialized when it is collected, and Celery's two signals are sent then. A batch is tried again by the policy of its
+messages (`retry`, `retry_policy`); messages with another policy go in another batch. If a process dies, the messages that it has
+collected are neither published nor recorded.
 """
 
 from __future__ import annotations

@@ -1,16 +1,12 @@
 """The spans, by OpenTelemetry's conventions for messaging: *publish*, *receive*, *process* and *settle*.
 
-All spans of a message belong to the trace of its publication. The publication has one child *receive* for each delivery, from its
-receipt until it is handed to the pool. The *receive* has two children: the *process* of the attempt, in the pool's child process,
-and the *settle* of the move that follows, with outcome, reason and delay. The *receive* and *process* of an attempt link to the
-publication and to the attempt before, which the message's history names (`attempts[].trace`). A redrive keeps the history, so its
-spans are in the same trace; it is itself a *settle*, with its actor.
+All spans of a message belong to the trace of its publication, also after a redrive. The publication has one child *receive* for
+each delivery, until it is handed to the pool. The *receive* has two children: the *process* of the attempt, in the pool's child
+process, and the *settle* of the move that follows, with outcome, reason and delay. *receive* and *process* link to the publication
+and to the attempt before, which the message's history names (`attempts[].trace`). A redrive is itself a *settle*, with its actor.
 
-If a message was not sampled when it was published, it has no spans, and only one header is read. If
-`opentelemetry-instrumentation-celery` is active in a process, its spans replace *publish* and *process*, and get the attempt's
-number and links.
-
-A failure here is only logged: it never changes how a message ends.
+If a message was not sampled when it was published, it has no spans. If `opentelemetry-instrumentation-celery` is active in a
+process, its spans replace *publish* and *process*, and get the attempt's number and links. A failure here is only logged.
 
 Limits: an attempt whose process dies has no *process*; its *settle* has the reason. If a message was published without a trace, its
 trace begins when it is received.

@@ -1,12 +1,11 @@
 """The dispatch of a request to the pool, and all that can go wrong there.
 
-If an exception comes out of the dispatch, Celery frees the pool's slot only if the task was revoked. After any other exception the
-slot is lost, and the message is held, until the worker is restarted. Here each exception ends the message or gives it back, and
-frees the slot:
+If an exception comes out of the dispatch, Celery frees the pool's slot only if the task was revoked. Here each exception ends the
+message or gives it back, and frees the slot:
 
 - After an error that the message causes (headers that cannot be pickled, or that Celery cannot read), it dies, reason `invalid`.
-- After any other error (a pool that is going down, a broker or a result backend that does not answer), the message is given back,
-  uncounted, after a second in the delay store, so that a broken worker does not receive it again at once.
+- After any other error the message is given back, uncounted, after a second in the delay store, so that a broken worker does not
+  receive it again at once.
 - An exception that escapes from a task in a pool of threads, or in the worker itself (`solo`), is an attempt that counts:
   `SystemExit` and `KeyboardInterrupt` count as a lost worker, as in a pool of processes.
 - If the worker must stop while a message waits for a slot in a pool of greenlets, it gives that message back, uncounted.

@@ -1,20 +1,18 @@
 """A look into a queue of RabbitMQ: its messages are taken without being acknowledged, read, and given back in their order.
 
-RabbitMQ cannot show the messages of a queue without delivering them. This is what a look costs, as measured on 3.10:
+During a look the looking process holds the messages: no consumer gets them. If the process dies, the broker puts them back. A
+returned message is marked:
 
-- During the look, the looking process holds the messages: no consumer gets them. If the process dies, the broker puts them back.
-- A classic queue puts a returned message into its old place, and marks it `redelivered`.
-- If more than 32 acknowledgements of a quorum queue are under way, the broker holds the others back, and forgets them if the
-  channel is closed then. So after every few acknowledgements the look asks the queue something.
-- A quorum queue counts every return in `x-delivery-count`. It puts a returned message behind those that were returned earlier, and
-  before all that were never taken; messages that are returned in large numbers at once get into any order. So a look goes on until
-  it meets a message that was never taken, or the end of the queue. It then returns the messages in their order, in small lots, each
-  when the last one has arrived: this keeps the order.
+- A classic queue puts it into its old place, and marks it `redelivered`.
+- A quorum queue counts the return in `x-delivery-count`. It puts the message behind those that were returned earlier, and before
+  all that were never taken; many returned at once get into any order. So a look goes on until it meets a message that was never
+  taken, or the end of the queue, and returns the messages in small lots, each when the last one has arrived.
+- A quorum queue forgets acknowledgements beyond 32 if the channel is closed while they are under way. So after every few of them
+  the look asks the queue something.
 
-A look changes only these marks, and they are gone when the message is published again. A queue that does not exist is empty.
-Limits: a quorum queue with a `delivery-limit` (20 by default from RabbitMQ 4.0 on) drops a message that was taken more often than
-that, so `Look.most_taken` tells the largest number. Only dead letters and delayed messages are looked at like this: for a message
-that waits to be run, the mark would count as a delivery.
+The marks are gone when the message is published again. A queue that does not exist is empty. Limits: a quorum queue with a
+`delivery-limit` (20 by default from RabbitMQ 4.0 on) drops a message that was taken more often, so `Look.most_taken` tells the
+largest number. Only dead letters and delayed messages are looked at: elsewhere the mark would count as a delivery.
 """
 
 from __future__ import annotations

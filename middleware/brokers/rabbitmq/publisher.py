@@ -1,24 +1,17 @@
-"""The publisher: carries moves out on RabbitMQ, many at a time, on a connection of its own.
+"""The publisher: carries moves out on RabbitMQ, many at a time, in a native thread, on a connection of its own.
 
-A move has these steps:
-
-1. The message is published to its target, and the broker confirms it.
+1. The message is published to its target, and the broker confirms it. If the broker cannot route it, the queue is declared, and the
+   message is published again; if that fails, too, the move is tried again every few seconds.
 2. Its outcome event is published, and then its entry in the journal (`journal`), whose confirmation is not awaited.
 3. The event is confirmed. If the outcome log refuses it, the entry is taken back; from then on, until the log accepts events again,
    entries are written after the confirmation.
 4. The caller gets the answer, and acknowledges the delivery.
 
-If the worker dies between two steps, the delivery stays unacknowledged: it comes again, and is never lost. It may run twice if its
-entry is not written.
+If the connection breaks, what was not confirmed is published again, under the same event id. If the broker has taken the delivery
+back meanwhile (its channel is gone), its move is refused before anything is published.
 
-A native thread does this, so that the worker's event loop waits for no confirmation; moves that are submitted meanwhile are
-published together. If the connection breaks, it is opened again, and what was not confirmed is published again, under the same
-event id. If the broker cannot route a message (its queue was deleted), the queue is declared, and the message is published again.
-If that fails, too, the move is tried again every few seconds, and its delivery stays unacknowledged. If the broker has taken the
-delivery back meanwhile (its channel is gone), its move is refused before anything is published.
-
-Limits: if a worker dies, a message that was published, and has no entry yet, is delivered once more. If a worker dies in the
-milliseconds between the first entry and the first refusal, a move is left without an event.
+Limits: if a worker dies between two steps, the delivery comes again; it runs twice if its message was published, and has no entry
+yet. If it dies in the milliseconds between the first entry and the first refusal, a move is left without an event.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """Transitions that are under way: they were sent to the broker, and their answers are read later.
 
 In a worker whose pool has processes, the main process sends a transition, and goes on with the next task; its event loop reads the
-answers, in the order of the transitions. A message stays held until its own answer has come.
-
-If a transition cannot be sent, is answered by an error, or gets no answer, it goes to the outbox as if it had not been sent: the
-scripts recognise a repeated call. The same happens if a signal's handler interrupts the sending. If the process dies, a transition
-that was under way was either sent, and is carried out, or its message comes again when the lease has ended.
+answers, in the order of the transitions. A message stays held until its own answer has come. If a transition cannot be sent, is
+interrupted by a signal's handler, is answered by an error, or gets no answer, it goes to the outbox as if it had not been sent: the
+scripts recognise a repeated call.
 
 Limits: only the event loop's own thread sends, while the loop runs. Every other thread waits for its answers, as all threads do
 with `wait_replicas`. A worker that runs tasks in its main process waits, too: it would see an error only after the next task.

@@ -6,15 +6,13 @@
 
 1. If a dead letter arrives on a queue that has a handler, Celery is given a call of the handler in its place (`call_for`). The
    letter itself stays held, unchanged, under its tag.
-2. The pool's child runs the handler as a task, with the letter as its argument. The child sends the decision to the worker's main
-   process as `Handled`, an exception that Celery neither stores nor reports.
+2. The pool's child runs the handler as a task. It sends the decision to the worker's main process as `Handled`, an exception that
+   Celery neither stores nor reports.
 3. `LetterDelivery` carries the decision out as one transition: *taken out of the queue + moved + recorded*.
-4. If a handler fails, the letter is delivered to it again by the policy of the dead-letter queue and of the handler's own name.
-   When the attempts are exhausted, the letter is parked in the dead-letter queue's own dead-letter queue. None of this is a step of
-   the task's life: that has ended, and only a decision closes it or opens the next generation.
+4. If a handler fails, or returns something else, the letter is delivered to it again by the policy of the dead-letter queue and of
+   the handler's own name. When the attempts are exhausted, the letter is parked in the dead-letter queue's own dead-letter queue.
 
 Without a handler, a worker that consumes a dead-letter queue runs the tasks in it, each in a new generation (`admission`).
-A handler that returns something else than a decision has failed. `transitions.letter` has the facts of a letter and the decisions.
 Limits: if a worker dies after the decision and before the transition, the handler is called again.
 """
 

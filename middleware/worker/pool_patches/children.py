@@ -1,20 +1,16 @@
 """Children of Celery's process pool: the reports of a dead child are read, and an idle child gets its task at once.
 
-1. *The result pipe of a dead child is drained before its task is given to another child.* A child reports when it begins a task,
-   and when the task has ended. Celery reads the last reports of a dead child when it handles that child's death. But if a second
-   child dies meanwhile, Celery only notices that it is gone, and does not read its reports: a task that it had begun, or even
-   ended, would begin again in another child, and no attempt would be counted.
+1. *The result pipe of a dead child is drained before its task is given to another child.* If a second child dies while Celery
+   handles a first one's death, Celery does not read the second one's reports: a task that it had begun, or even ended, would begin
+   again, and no attempt would be counted.
 2. *A child that has ended, and cannot be waited for yet, is asked for again soon.* A child closes its files a moment before the
-   kernel lets its parent wait for it. Celery sees the closed files, tries once to wait for the child, and then no longer watches
-   it: the pool has one child less until Celery's timer runs, five seconds later. If the worker loses its connection meanwhile, the
-   new event loop tries to watch a closed file, and the whole worker ends with `ValueError: file descriptor is None`.
-3. *An idle child gets its task at once.* Celery's pool keeps a task until its loop has found that a child's pipe can be written to.
-   The pipe of an idle child can be. Writing at once saves a turn of the loop, 0.1 to 0.2 ms, and a message that comes with others
-   does not wait until all of them have been looked at. If the pipe is full, or the child has just died, the loop does it.
-4. *The loop is asked about pipes only if it has to write to one.* At each turn, Celery's pool adds the pipes of all children to the
-   loop, or removes them, which is a system call for each child, and mostly fails because there is nothing to remove.
-5. *A child that has been given a task is not idle.* If the pool is to be smaller (autoscale, `pool_shrink`), Celery ends children
-   without a task, and takes a child for one of those until it has read that the child's task has begun: the task was killed.
+   kernel lets its parent wait for it. Celery tries once, and then no longer watches it: the pool has one child less for five
+   seconds, and if the worker loses its connection meanwhile, the whole worker ends (`ValueError: file descriptor is None`).
+3. *An idle child gets its task at once.* Celery's pool waits until its loop has found that the child's pipe can be written to. The
+   loop does it only if the pipe is full, or the child has just died.
+4. *The loop is asked about pipes only if it has to write to one.* Celery's pool asks about all children at each turn.
+5. *A child that has been given a task is not idle.* If the pool shrinks, Celery ends children without a task, and takes a child for
+   one of those until it has read that the child's task has begun.
 
 Limits: pools of processes in an event loop, as they are in Celery 5.6 and 5.7; if a part is missing, nothing is changed.
 """

@@ -1,15 +1,13 @@
 """The delay store on RabbitMQ, for operators: the levels of the native delayed delivery.
 
 A message waits in the level of each bit of its delay, one after the other, from the highest down; each level is a queue. They are
-read in that order, so that a message that moves on meanwhile is seen at its old level or at its new one, perhaps at both. A look
-holds the messages for a moment: they leave their level at most that much later, and never earlier.
+read in that order, so that a message that moves on meanwhile is seen at least once. A look holds the messages for a moment: they
+leave their level at most that much later, and never earlier. A message is cancelled, promoted or rescheduled by the same steps as a
+dead letter. Its due time is read from its own header, because a level does not report it.
 
-A message that is cancelled, promoted or rescheduled is taken from its level by the same steps as a dead letter: it is published to
-its target, recorded, and then acknowledged. Its due time is read from its own header, because a level does not report it.
-
-Limits: due times are whole seconds, rounded up. Messages of a level beyond `MAX_HELD` are not seen, and a search reads all levels,
-because there is no index. A glance takes at most `GLANCED` messages, from the lowest levels, which are due first; a message that
-moves down meanwhile may be missed.
+Limits: due times are whole seconds, rounded up. Messages of a level beyond `MAX_HELD` are not seen, and a search reads all levels.
+A glance takes at most `GLANCED` messages, from the lowest levels, which are due first; a message that moves down meanwhile may be
+missed.
 """
 
 from __future__ import annotations

@@ -2,16 +2,14 @@
 
 Once a second it looks
 
-- at each queue with a `max_length`: messages beyond it, from plain producers or from the delay store, are evicted, the oldest
-  message of the least urgent priority first. With `overflow` `refuse_publish` nothing is evicted, because an accepted message is
-  not taken away again: a warning says that the queue is too long;
-- at each queue with a `max_time_to_live`: expired messages at its head die (`expired`), and do not wait for a worker that may never
-  come. Plain producers do not write when a message was published: the worker that receives it decides;
+- at each queue with a `max_length`: messages beyond it are evicted, the oldest message of the least urgent priority first. With
+  `overflow` `refuse_publish` nothing is evicted: a warning says that the queue is too long;
+- at each queue with a `max_time_to_live`: expired messages at its head die (`expired`). Plain producers do not write when a message
+  was published: the worker that receives it decides;
 - at the dead-letter queues with `auto_delete_dead_letter_resources`: the record of an empty one is deleted.
 
-It looks at all queues that the app knows (`task_queues`), whether this worker consumes them or not. It skips dead-letter queues
-that are named after their origin: they have bounds of their own. A queue without any of these settings costs nothing. Any number of
-keepers may run: one script evicts a message, once.
+It looks at all queues that the app knows (`task_queues`), except for dead-letter queues that are named after their origin: they
+have bounds of their own. Any number of keepers may run: one script evicts a message, once.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The retention of dead letters: those that are too old for their queue, or too many, go into the archive.
 
-A duty of every worker; one of them does it, by a lease on the broker. A dead letter is removed in two steps: first a batch is
-written to the archive (`dead_letter_archive`), then one script takes each dead letter out and records it as `purged`. The reason
-is `expired` (the `dead_letter_time_to_live` of the queue where it died), or `max_length` (the `max_dead_letters` of the queues that
-use the dead-letter queue). A crash between the two steps leaves dead letters in both places, and the next look finishes. Without an
-archive no dead letter is removed, and a warning is logged: dead letters are never evicted in silence.
+A duty of every worker; one of them does it, by a lease on the broker. A batch is written to the archive (`dead_letter_archive`),
+then one script takes each dead letter out and records it as `purged`. The reason is `expired` (the `dead_letter_time_to_live` of
+the queue where it died), or `max_length` (the `max_dead_letters` of the queues that use the dead-letter queue). A crash between the
+two steps leaves dead letters in both places, and the next look finishes. Without an archive none is removed, and a warning is
+logged.
 
 Limits: the oldest dead letters are looked at every half a minute, from the tail of the queue on. An old one that lies behind
 younger ones (it was moved there by hand) is removed within an hour. Times are the broker's.

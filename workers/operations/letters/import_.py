@@ -1,8 +1,7 @@
 """The import of dead letters that RabbitMQ itself made: they go to redelivery's dead-letter queues, and into the books.
 
-If a queue has `x-message-ttl`, a length limit or a delivery limit, from its arguments or from a policy of the broker's, RabbitMQ
-ends its messages by itself, past every policy here, and records nothing. If the queue has a dead-letter exchange, RabbitMQ moves
-them into the queue that is bound to this exchange.
+If RabbitMQ ends messages by itself (a time to live, a length or a delivery limit), it moves them into the queue that is bound to
+their dead-letter exchange, and records nothing.
 
 1. That queue is read from its oldest message on. `brokers.rabbitmq.deaths` recognises the dead letters that RabbitMQ made.
 2. Each of them is published to the dead-letter queue of its origin, with a death record, and confirmed.
@@ -10,10 +9,10 @@ them into the queue that is bound to this exchange.
    before, it is first recorded as `received`.
 4. It is acknowledged in its old queue.
 
-Any message that RabbitMQ did not dead-letter stays, and is counted in `left`, by the reason why. Limits: a crash between two steps
-leaves an imported dead letter in its old queue as well. The next import removes it if the journal of moves knows it. Otherwise the
-letter is in its dead-letter queue twice, and the books count it once. RabbitMQ's own dead-lettering is at most once (except for
-queues with `at-least-once`): a message that it loses cannot be imported, and the books say `lost`.
+Any other message stays, and is counted in `left`, by the reason why. Limits: a crash between two steps leaves an imported dead
+letter in its old queue as well. The next import removes it if the journal of moves knows it; otherwise it is twice in its
+dead-letter queue, and the books count it once. A message that RabbitMQ's dead-lettering loses cannot be imported, and the books say
+`lost`.
 """
 
 from __future__ import annotations

@@ -1,13 +1,9 @@
 """The audit: what operators did: who, when, why, on what, and with what result.
 
-Two things are written. First, the event of each letter in the outcome log has an `actor`; it is exported, and the books keep it.
-Second, each act has records in a separate list (the stream `redelivery:audit` on Redis, `redelivery.audit` on RabbitMQ, about the
-newest 10,000): an operation was begun, paused, resumed or aborted, and how it ended; a command changed letters or messages, and
-with what result. These records are not outcomes of messages, so they are not in the outcome log: the books, and every reader of an
-earlier version, would have to separate them from the events of lives. The script that changes an operation's state also writes its
-record, so both happen or neither.
-
-The export of the events also copies the records (`audit_export`); `audit_history` reads them from the broker and from the export.
+The event of each letter in the outcome log has an `actor`. Beside that, each act has records in a separate list (the stream
+`redelivery:audit` on Redis, `redelivery.audit` on RabbitMQ, about the newest 10,000): an operation was begun, paused, resumed or
+aborted, and how it ended; a command changed letters or messages, and with what result. The script that changes an operation's state
+also writes its record. The export of the events copies the records (`audit_export`); `audit_history` reads them.
 
 Limits: anybody who can write to the broker may have written a record. A record that cannot be read is left out.
 """

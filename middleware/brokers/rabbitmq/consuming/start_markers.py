@@ -1,18 +1,12 @@
 """Recorded starts on RabbitMQ: while a suspect runs, the broker has an empty queue that is named after the delivery.
 
-RabbitMQ delivers all messages of a dead worker again, and does not tell which of them had begun. It cannot store a note about a
-message, but it can store a name: a declared queue exists, and every client can check that. So before a worker runs a suspect, it
-declares an empty queue that is named after this delivery of the message, and deletes it as soon as the task has ended. A worker
-that receives the message checks whether the queue exists. A crash counts only against tasks that had begun, as on Redis, and no
-worker has to wait for another.
-
-Declaring and deleting use one channel, so that the broker knows of a task's end before the next start. Only suspects have such
-queues: a message with which no worker has died costs nothing more.
+RabbitMQ does not tell which messages of a dead worker had begun, and cannot store a note about a message. But a declared queue
+exists, and every client can check that. A worker declares the queue before it runs a suspect, and deletes it when the task has
+ended, on one channel, so that the broker knows of the end before the next start. A crash counts only if the queue exists.
 
 Limits: a queue that is left behind, by a process that died between two steps, expires after `KEPT_MS`. If the broker does not
-answer, a start is not recorded, or not found: then this crash does not count, and the next one does. If only one worker loses its
-connection while it runs a suspect, this counts as a crash: other workers cannot see the difference. The same holds if the suspect
-ends at that moment and is not acknowledged.
+answer, this crash does not count, and the next one does. If only one worker loses its connection while it runs a suspect, or the
+suspect ends at that moment and is not acknowledged, this counts as a crash: other workers cannot see the difference.
 """
 
 from __future__ import annotations

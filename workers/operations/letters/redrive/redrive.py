@@ -1,16 +1,14 @@
 """The redrive: dead letters go back to their origin queue, and are delivered again.
 
-1. The letters that are in the queue when the redrive begins are read, the oldest first. Letters that die meanwhile are left alone.
-2. The filter chooses among them.
-3. A chosen letter becomes its original message again, in the next generation, with its history. It is no longer a member of its
-   chord, because the chord has already counted its failure.
-4. One script takes it out of the dead-letter queue, puts it into the origin's list by its priority, and records `redriven`.
-5. A guard may let a few letters go first, and stop the redrive if letters die again (`guard.py`).
+The letters that are in the queue when the redrive begins are read, the oldest first. A letter that the filter chooses becomes its
+original message again, in the next generation, with its history. It is no longer a member of its chord, which has counted its
+failure. One script takes it out of the dead-letter queue, puts it into the origin's list by its priority, and records `redriven`. A
+guard may let a few letters go first, and stop the redrive if letters die again (`guard.py`).
 
 A dead letter without an origin, with an origin that the app does not know, or whose bytes were never a message, stays where it is,
 and is counted by its reason.
-Limits: an interrupted redrive has moved some letters, each of them whole, and not the others; the same command continues it. If two
-redrives of one queue run at once, each of them moves some of the letters.
+Limits: an interrupted redrive has moved some letters, each of them whole; the same command continues it. If two redrives of one
+queue run at once, each of them moves some of the letters.
 """
 
 from __future__ import annotations
