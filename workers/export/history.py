@@ -87,7 +87,8 @@ def _read(uri: str, sought: Sought, most: int, limit: int | None = None) -> Expo
                 break
             rows = _of_parquet if path.endswith(".parquet") else _of_lines
             with filesystem.open_input_file(path) as source:
-                found.events += [_event(row) for row in rows(source, sought, found)]
+                for row in rows(source, sought, found):
+                    found.events.append(Event(**{name: row[name] for name in EVENTS.names if row.get(name) is not None}))
     except (OSError, ValueError, TypeError, pa.ArrowException) as exc:
         msg = scrubbed(f"the exported events at {uri} cannot be read: {exc}")
         raise InputError(msg) from exc
@@ -124,7 +125,3 @@ def _of_lines(source: Any, sought: Sought, found: Exported) -> Iterator[dict[str
         found.looked_at += 1
         if text in line and sought.has(row := json.loads(line)):
             yield row
-
-
-def _event(row: dict[str, Any]) -> Event:
-    return Event(**{name: row[name] for name in EVENTS.names if row.get(name) is not None})

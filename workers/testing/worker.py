@@ -188,7 +188,8 @@ class RunningWorker:
     def _look(self) -> tuple[dict[str, int], int | None]:
         """At one instant: how many messages wait or are held, by place, and the milliseconds until the next delayed one is due."""
         transport = redis_of(self.runtime)
-        places = {name: transport.keys.list(name) for queue in self._queues() for name in transport.keys.list_names(queue)}
+        queues = list(self.app.amqp.queues.consume_from)
+        places = {name: transport.keys.list(name) for queue in queues for name in transport.keys.list_names(queue)}
         with transport.client.pipeline(transaction=True) as pipe:
             for key in places.values():
                 pipe.llen(key)
@@ -199,9 +200,6 @@ class RunningWorker:
         found = {**dict(zip(places, waiting, strict=True)), "held by the worker": held, "in its outbox": len(self.runtime.outbox)}
         due = round(earliest[0][1]) - (int(now[0]) * 1000 + int(now[1]) // 1000) if earliest else None
         return {place: int(count) for place, count in found.items() if count}, due
-
-    def _queues(self) -> list[str]:
-        return list(self.app.amqp.queues.consume_from)
 
     def _said_of_work(self) -> str:
         work, _ = self._look()

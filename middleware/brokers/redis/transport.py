@@ -147,7 +147,7 @@ class RedisTransport:
             message,
             "" if delay_ms is None else delay_ms,
             "" if due_ms is None else due_ms,
-            SEPARATOR.join((_encodable(task_id), uuid.uuid4().hex[:12])),
+            SEPARATOR.join((str(task_id).encode("utf-8", "replace").decode(), uuid.uuid4().hex[:12])),
             list_name,
             SEPARATOR,
             keys.wake,
@@ -245,7 +245,3 @@ def _patient(pool: ConnectionPool) -> ConnectionPool:
 
 def _token(tag: str) -> str:
     return tag.partition(":")[0]
-
-
-def _encodable(value: str) -> str:
-    return str(value).encode("utf-8", "replace").decode()

@@ -113,7 +113,7 @@ class AmqpDelayStore:
                 goes_to = found.routing_key[BEFORE_ADDRESS:]
                 contents = Contents.of(found.raw)
                 queue = names.get(goes_to, goes_to)
-                yield Delayed(contents, queue, queue, _due_ms(contents), _ident(bit, found.raw))
+                yield Delayed(contents, queue, queue, _due_ms(contents), f"{bit}:{_digest(found.raw)}")
 
     def _glimpsed(self) -> tuple[list[Delayed], int]:
         """The delayed messages, as many as a glance takes, and how many it does not take."""
@@ -190,10 +190,6 @@ def _due_ms(contents: Contents) -> int:
         return round((eta if eta.tzinfo is not None else eta.replace(tzinfo=UTC)).timestamp() * 1000)
     except (ValueError, OverflowError):
         return 0
-
-
-def _ident(bit: int, raw: bytes) -> str:
-    return f"{bit}:{_digest(raw)}"
 
 
 def _digest(raw: bytes) -> str:

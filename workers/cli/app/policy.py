@@ -63,11 +63,7 @@ def _strategies(options: Options | None) -> dict[str, str]:
     if options is None:
         return {}
     given = {"wait": options.wait, "stop": options.stop, "retry": options.retry}
-    return {key: _strategy(value) for key, value in given.items() if value is not None}
-
-
-def _strategy(strategy: Any) -> str:
-    return str(getattr(strategy, "__qualname__", type(strategy).__qualname__))
+    return {key: getattr(value, "__qualname__", type(value).__qualname__) for key, value in given.items() if value is not None}
 
 
 def _object(resolved: ResolvedPolicy, target: str | None, strategies: Mapping[str, str]) -> dict[str, Any]:

@@ -85,7 +85,8 @@ def _change(name: str, text: str) -> None:
         if context.as_json:
             print_json(done.to_dict())
         else:
-            say(f"The {done.kind} {done.id[:8]} of {safe(done.queue or 'all queues')} is {done.state}: {_moved(done)}.")
+            moved = counted(done.moved, "message has", "messages have")
+            say(f"The {done.kind} {done.id[:8]} of {safe(done.queue or 'all queues')} is {done.state}: {moved} moved.")
 
 
 _change("pause", "Stop an operation until it is resumed. When this command returns, none of its messages moves.")
@@ -100,10 +101,6 @@ def _row(found: Operation, now: int) -> tuple[str, ...]:
 
 def _how_far(found: Operation) -> str:
     return f"{found.moved:,} of {found.total:,}" if found.total else f"{found.moved:,}"
-
-
-def _moved(found: Operation) -> str:
-    return f"{counted(found.moved, 'message has', 'messages have')} moved"
 
 
 def tell_begun(context: Context, begun: Operation) -> None:

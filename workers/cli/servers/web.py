@@ -89,7 +89,7 @@ def web(
     except OSError as exc:
         msg = f"cannot listen on {host}:{port} ({exc.strerror or exc}): choose another with --host and --port"
         raise InputError(msg) from exc
-    address = f"http://{_shown(host)}:{listening.getsockname()[1]}"
+    address = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
     click.echo(f"redelivery web: {address}/{f'login?token={token}' if login is not None and token_file is None else ''}")
     allowed = ", ".join(sorted(page.allows.actions))
     may = f"do {allowed}" if allowed else "only read (--allow redrive,… lets it change things)"
@@ -113,10 +113,6 @@ def _token(file: Path | None) -> str:
 def _names(host: str) -> set[str]:
     """The host names that requests to this address may carry; IP addresses need not be listed."""
     return {"localhost", host} if is_loopback(host) else {"localhost", host, socket.gethostname(), socket.getfqdn()}
-
-
-def _shown(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
 
 
 def _listening(host: str, port: int) -> socket.socket:

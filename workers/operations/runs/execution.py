@@ -214,7 +214,9 @@ class Execution:
         }
         if self._guard is not None:
             facts["died_again"] = self._guard.fates.deaths
-            facts["deaths"] = [*self._deaths, *map(_fate, self._guard.died_again[:MAX_DEATHS])][:MAX_DEATHS]
+            names = ("task_id", "queue", "reason", "exception")
+            died = [{name: getattr(event, name) for name in names} for event in self._guard.died_again[:MAX_DEATHS]]
+            facts["deaths"] = [*self._deaths, *died][:MAX_DEATHS]
             facts["canary_passed"] = self._guard.may_follow
         return facts
 
@@ -271,7 +273,3 @@ class Execution:
         facts = {"kind": str(operation.kind), "queue": operation.queue, "state": str(state), "why": message}
         log.info("operation.ended", operation=self._id, **facts)
         return state
-
-
-def _fate(event: Event) -> dict[str, Any]:
-    return {"task_id": event.task_id, "queue": event.queue, "reason": event.reason, "exception": event.exception}

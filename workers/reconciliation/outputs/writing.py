@@ -51,16 +51,12 @@ def check_output(files: Files, uri: str, inputs: dict[str, str]) -> str:
         msg = f"{uri} is a mount point, which cannot be replaced: give a folder inside it"
         raise InputError(msg)
     held = set(files.names(output))
-    if held and (held - _OURS or (SUMMARY not in held and not _died(files, output))):
+    # If a run that wrote here died, and a rename is a copy, it may have left a part of its output.
+    if held and (held - _OURS or (SUMMARY not in held and not _beside(files, output))):
         strange = ", ".join(sorted(held - _OURS)[:3]) or f"no {SUMMARY}"
         msg = f"{uri} is not empty, and not an output of these books ({strange}): give another folder"
         raise InputError(msg)
     return output
-
-
-def _died(files: Files, output: str) -> bool:
-    """Whether a run that wrote here died: if a rename is a copy, it may have left a part of its output."""
-    return bool(_beside(files, output))
 
 
 def _beside(files: Files, output: str) -> list[str]:

@@ -69,7 +69,8 @@ def causes(asked: Asked) -> Shown:
 def _row(asked: Asked, found: Causes, cause: Cause, now_ms: int, newest: Mapping[tuple[str, str], int]) -> dict[str, Any]:
     def href(*queues: str) -> str:
         starts: list[int | None] = [_before(cause, each, newest) for each in queues]
-        return asked.href("/letters", queue=queues, **_choice(cause), before=() if None in starts else starts)
+        choice = {"fingerprint": cause.fingerprint} if cause.fingerprint else {"reason": cause.reason}
+        return asked.href("/letters", queue=queues, **choice, before=() if None in starts else starts)
 
     counts = _most(cause.dead_letter_queues)
     queues = [queue for queue, _ in counts]
@@ -95,8 +96,3 @@ def _before(cause: Cause, queue: str, newest: Mapping[tuple[str, str], int]) -> 
     """The place after its newest dead letter; None if the first page shows it."""
     place = newest.get((queue, cause.fingerprint or cause.reason))
     return None if place is None else place + 1
-
-
-def _choice(cause: Cause) -> dict[str, Any]:
-    """The filter for the dead letters of a cause: its fingerprint, or its reason if it has no fingerprint."""
-    return {"fingerprint": cause.fingerprint} if cause.fingerprint else {"reason": cause.reason}

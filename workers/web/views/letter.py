@@ -51,7 +51,7 @@ def letter(asked: Asked) -> Shown:
             if has_arguments
             else "",
             "redact": redact,
-            "raw": _escaped(found.raw[:MAX_RAW]) if wants_raw else None,
+            "raw": repr(found.raw[:MAX_RAW])[2:-1] if wants_raw else None,
             "is_cut": len(found.raw) > MAX_RAW,
             "chord": found.headers.get("group") is not None,
             "may_redrive": asked.may("redrive", name),
@@ -118,7 +118,3 @@ def _attempts(whole: dict[str, Any]) -> list[dict[str, Any]]:
         }
         for each in whole["attempts_made"]
     ]
-
-
-def _escaped(data: bytes) -> str:
-    return repr(data)[2:-1]

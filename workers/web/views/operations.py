@@ -56,15 +56,14 @@ def operations(asked: Asked) -> Shown:
         {
             "is_here": is_here,
             "not_here": NOT_HERE,
-            "rows": [_row(asked, each) for each in listed(asked.runtime, limit=LIMIT)] if is_here else [],
+            "rows": [
+                {"operation": each, "href": asked.href("/operation", id=each.id), "filter": _words(each)}
+                for each in (listed(asked.runtime, limit=LIMIT) if is_here else ())
+            ],
             "records": audit.entries,
             "notes": audit.notes,
         },
     )
-
-
-def _row(asked: Asked, each: Operation) -> dict[str, Any]:
-    return {"operation": each, "href": asked.href("/operation", id=each.id), "filter": _words(each)}
 
 
 def _words(each: Operation) -> str:
