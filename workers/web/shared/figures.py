@@ -12,11 +12,11 @@ from ...operations.metrics.rates import KINDS
 from ...operations.words.numbers import span
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from ...operations.metrics.metrics import Family
     from ...operations.metrics.rates import Rates
-    from ...ports import Condition
+    from ...ports import Condition, Gauge
 
 #: Seconds after which a due message counts as late, and the part of the outcome log from which the log counts as full.
 LATE, FULL = 30, 0.8
@@ -47,18 +47,18 @@ class Figures:
 
     def total(self, name: str) -> float:
         """The sum of a metric over its labels."""
-        family = self.families.get(f"redelivery_{name}")
-        return 0 if family is None else sum(each.value for each in family.samples)
+        return sum(each.value for each in self._samples(name))
 
     def most(self, name: str) -> float:
         """Its greatest value."""
-        family = self.families.get(f"redelivery_{name}")
-        return 0 if family is None else max((each.value for each in family.samples), default=0)
+        return max((each.value for each in self._samples(name)), default=0)
 
     def by(self, name: str, label: str) -> dict[str, float]:
         """Its values by one of their labels."""
-        family = self.families.get(f"redelivery_{name}")
-        return {} if family is None else {each.labels.get(label, ""): each.value for each in family.samples}
+        return {each.labels.get(label, ""): each.value for each in self._samples(name)}
+
+    def _samples(self, name: str) -> Sequence[Gauge]:
+        return self.families[f"redelivery_{name}"].samples if self.has(name) else ()
 
     def has(self, name: str) -> bool:
         """Whether the broker has this metric."""

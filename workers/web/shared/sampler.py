@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass, field
+from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING
 
 from redelivery.errors import RedeliveryError
@@ -32,14 +32,6 @@ FIRST, TIMEOUT, KEPT = 6.0, 1.0, 60.0
 SLOW = "The broker answers slowly: its figures are not there yet."
 
 
-@dataclass(slots=True)
-class _Look:
-    """One look, under way or done; `error` if it failed."""
-
-    error: Exception | None = None
-    done: threading.Event = field(default_factory=threading.Event)
-
-
 class Sampler:
     """The figures of one page, at most two seconds old if the broker gives them in time."""
 
@@ -47,7 +39,7 @@ class Sampler:
         self._source = source
         self._rates: Rates | None = None
         self._lock = threading.Lock()
-        self._looking: _Look | None = None
+        self._looking: Future[Figures] | None = None
         self._figures: Figures | None = None
         self._ended = 0.0
         self._condition: Condition | None = None
@@ -65,26 +57,25 @@ class Sampler:
             if found is not None and age < BEAT:
                 return found
             if look is None:
-                look = self._looking = _Look()
+                look = self._looking = Future()
                 threading.Thread(target=self._carry_out, args=(look,), name="redelivery-web-figures", daemon=True).start()
         last = found if age < KEPT else None
-        is_done = look.done.wait(FIRST if last is None else TIMEOUT)
-        if look.error is not None:
-            raise look.error
-        shown = self._figures if is_done else last
-        if shown is None:
+        if wait([look], FIRST if last is None else TIMEOUT).done:
+            return look.result()
+        if last is None:
             raise Refused(503, SLOW)
-        return shown
+        return last
 
-    def _carry_out(self, look: _Look) -> None:
+    def _carry_out(self, look: Future[Figures]) -> None:
         try:
-            self._figures = self._look(time.monotonic())
+            figures = self._figures = self._look(time.monotonic())
             self._ended = time.monotonic()
         except Exception as exc:  # noqa: BLE001 - the requests that wait for it raise it
-            look.error = exc
-        finally:
             self._looking = None
-            look.done.set()
+            look.set_exception(exc)
+        else:
+            self._looking = None
+            look.set_result(figures)
 
     def _look(self, began: float) -> Figures:
         transport, runtime = self._source.transport, self._source.runtime
