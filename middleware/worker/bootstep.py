@@ -55,6 +55,8 @@ if TYPE_CHECKING:
 
 #: What an operator does about a broker that refuses a worker's command.
 NEEDED = "rename none of its commands, and give its user a worker's rights (deploying.md, the least rights)"
+#: Seconds that a worker waits if it loses a connection that is younger than that.
+PAUSE = 1.0
 
 
 class Ingress(bootsteps.StartStopStep):
@@ -88,6 +90,7 @@ class Ingress(bootsteps.StartStopStep):
         signals.worker_process_init.connect(self._lighten, weak=False, dispatch_uid=f"redelivery:{id(consumer.app)}")
         consumer.add_task_queue = self._acknowledging(consumer.add_task_queue)
         consumer.create_task_handler = self._in_front_of(consumer.create_task_handler)
+        consumer.on_connection_error_after_connected = _pausing(consumer.on_connection_error_after_connected)
         consumer.on_task_request = self._starting(consumer.on_task_request, consumer.timer)
         consumer.on_decode_error = self._dying(consumer.on_decode_error, Reason.UNDECODABLE, at=0)
         consumer.on_unknown_message = self._dying(consumer.on_unknown_message, Reason.INVALID, at=1)
@@ -334,3 +337,17 @@ def _refusing() -> Iterator[None]:
     except RedeliveryError as exc:
         sys.stderr.write(f"redelivery: error: {harmless(str(exc))}\n")
         raise SystemExit(1) from None
+
+
+def _pausing(tell: Callable[[Exception], object]) -> Callable[[Exception], None]:
+    """`tell`, and a pause if the broker refuses each new connection: Celery would connect again at once, and log an error."""
+    last = -PAUSE
+
+    def on_connection_error_after_connected(exc: Exception) -> None:
+        nonlocal last
+        tell(exc)
+        if time.monotonic() - last < PAUSE:
+            time.sleep(PAUSE)
+        last = time.monotonic()
+
+    return on_connection_error_after_connected
