@@ -75,7 +75,7 @@ def published(message: dict[str, Any], queue: str) -> Event | None:
     task_id = headers.get("id")
     if not isinstance(task_id, str) or not task_id or not isinstance(headers.get("task"), str):
         return None
-    retries = headers.get("retries") or 0
+    retries = count(headers.get("retries"))
     envelope = Envelope.of(headers)
     outcome = Outcome.REDELIVERY_SCHEDULED if retries or envelope.attempt else Outcome.PUBLISHED
     return about(headers, queue, b"", outcome, envelope, attempt=envelope.attempt or retries, delivery=envelope.delivery)
