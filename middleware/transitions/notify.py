@@ -137,7 +137,9 @@ def tell_failure(app: Celery, message: dict[str, Any], reason: Reason, text: str
     task = app.tasks.get(name)
     if reason is Reason.UNKNOWN_TASK:  # Celery has stored the result, and tells neither the chord and the chain nor error callbacks
         with _logging(task_id, "mark_as_failure"):
-            app.backend.mark_as_failure(task_id, NotRegistered(name), request=_context(app, message))
+            context = _context(app, message)
+            # Only the rest of a chain is still to be stored: with `rpc://` a second result would be a second reply.
+            app.backend.mark_as_failure(task_id, NotRegistered(name), request=context, store_result=bool(context.chain))
     elif isinstance(task_id, str) and task is not None and reason in EXCEPTIONS:
         context, exc = _context(app, message), EXCEPTIONS[reason](text)
         Caller(task, task_id, context, stores_errors(task, context)).failed(exc)
