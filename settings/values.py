@@ -30,6 +30,8 @@ NONE = "none"
 #: The host on which a server listens if only a port is given; the highest port.
 LOOPBACK, LAST_PORT = "127.0.0.1", 65_535
 MAX_SHOWN = 60
+#: 100 years in seconds: after a much longer time comes a year that Celery cannot write.
+MAX_DURATION = 100 * 365.25 * 86_400
 
 
 def setting(check: Check, *, default: Any, in_rules: bool = False) -> Any:
@@ -56,14 +58,14 @@ def number(setting: str, value: Any) -> float:
 
 
 def duration(setting: str, value: Any) -> float:
-    """Seconds from a number or a `timedelta`, 0 or more."""
+    """Seconds from a number or a `timedelta`, 0 or more. More than 100 years, such as `timedelta.max`, are 100 years."""
     given = value.total_seconds() if isinstance(value, timedelta) else value
     if not _is_number(given):
         raise _refused(setting, "must be seconds (a number) or a timedelta", value)
     seconds = number(setting, given)
     if seconds < 0:
         raise _refused(setting, "must be 0 seconds or more", given)
-    return seconds
+    return min(seconds, MAX_DURATION)
 
 
 def _is_number(value: Any) -> bool:

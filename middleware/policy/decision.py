@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from redelivery.settings import UNLIMITED
+from redelivery.settings.values import MAX_DURATION
 
 from ..messages.events import Reason
 from . import backoff
@@ -28,9 +29,6 @@ if TYPE_CHECKING:
     from redelivery.settings import RedeliveryPolicy
 
     from .backoff import Randomness
-
-#: 100 years in seconds: a much longer delay ends after the last year that Celery can write.
-MAX_DELAY = 100 * 365.25 * 86_400
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +121,7 @@ def asked_delay(failure: Failure) -> float | None:
 
 def limited(policy: RedeliveryPolicy, failure: Failure, delay: float) -> Decision:
     """Redelivery after `delay` seconds, or the end if a limit is reached (rules 3 to 6)."""
-    delay = min(max(delay, 0.0), MAX_DELAY)
+    delay = min(max(delay, 0.0), MAX_DURATION)
     policy = ruled(policy, failure)
     limit, eligible = policy.max_delivery_attempts, failure.eligible
     if limit != UNLIMITED and failure.attempt >= limit:

@@ -11,9 +11,9 @@ from redelivery.lazily import cached_property
 from redelivery.settings import RedeliverySettings
 from redelivery.settings.general import read_general
 from redelivery.settings.sources import TOP_LEVEL
+from redelivery.settings.values import MAX_DURATION
 
 from ..logs import log, redacting
-from .decision import MAX_DELAY
 from .decorator import options_of
 from .strategies import StrategyFailed, decide_with_tenacity
 
@@ -66,7 +66,7 @@ class Pace:
     @property
     def gap(self) -> str:
         """The length of a slot in milliseconds, as a text for the script; a hundred years at most."""
-        return repr(1000 * min(1 / self.per_second, MAX_DELAY))
+        return repr(1000 * min(1 / self.per_second, MAX_DURATION))
 
 
 def _written(conf: Mapping[str, Any]) -> Any:

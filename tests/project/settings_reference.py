@@ -26,8 +26,9 @@ INTRODUCTION = f"""# Settings
 
 Every setting, with its unit, its default and the variable that sets it.
 
-Durations are seconds, or a `timedelta` in Python. 0 is a value and never means "unset". If None is a value, write `"none"` for it
-in TOML and in the environment. An unknown name is an error, which names the nearest known one.
+Durations are seconds, or a `timedelta` in Python. More than 100 years, such as `timedelta.max`, count as 100 years.
+0 is a value and never means "unset". If None is a value, write `"none"` for it in TOML and in the environment.
+An unknown name is an error, which names the nearest known one.
 
 Settings come from four sources, and a later one overrides an earlier one: the built-in defaults; the TOML file that `{CONFIG}`
 names; the app, by `app.conf.redelivery` or by `Redelivery(app, {{...}})`, which replaces it; the environment. A variable's value is

@@ -98,10 +98,11 @@ SETTINGS = {
         "brief.elsewhere": {"expiry_queue": "gone", "dead_letter_queue": None},
         "brief.nowhere": {"dead_letter_queue": None},
         "deaf": {"respect_time_to_live": False},
+        "lasting": {"max_time_to_live": 1e14},
         "unread": {"max_time_to_live": 3},
     },
 }
-CONSUMED = "celery,brief,brief.failing,brief.elsewhere,brief.nowhere,deaf,paused"
+CONSUMED = "celery,brief,brief.failing,brief.elsewhere,brief.nowhere,deaf,lasting,paused"
 
 
 class Expiring(Shop):
@@ -141,6 +142,7 @@ def here() -> Iterator[Expiring]:
             "expires": made.send("ok", countdown=3600, expires=5),
             "header": made.send("ok", countdown=3600, headers={TIME_TO_LIVE: 5000}),
             "fails": made.send("fails", queue="brief.failing"),
+            "lasts": made.send("ok", queue="lasting"),
         }
         yield made
         made.stop()
@@ -169,6 +171,11 @@ def test_what_expired_before_a_worker_looked_dies_unrun(here: Expiring, name: st
     assert (death["reason"], death["count"]) == ("expired", 1)
     with pytest.raises(TaskRevokedError):
         here.app.AsyncResult(task_id).get(timeout=120)
+
+
+def test_a_time_to_live_may_be_for_ever(here: Expiring) -> None:
+    """`timedelta.max` is 1e14 seconds, and would end after the last year that Celery can write."""
+    here.ended(here.late["lasts"], "succeeded")
 
 
 def test_expiry_is_taken_off_the_letter_and_kept_in_its_death(here: Expiring) -> None:

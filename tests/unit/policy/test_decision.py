@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from redelivery.errors import ConfigurationError
 from redelivery.middleware.messages.events import Reason
 from redelivery.middleware.policy import task_exceptions as raised
-from redelivery.middleware.policy.decision import MAX_DELAY, DeadLetter, Discard, Failure, Redeliver, decide, ending
+from redelivery.middleware.policy.decision import DeadLetter, Discard, Failure, Redeliver, decide, ending
 from redelivery.settings import RedeliveryPolicy
+from redelivery.settings.values import MAX_DURATION
 
 STEADY: dict[str, Any] = {"redelivery_delay_multiplier": 1, "redelivery_collision_avoidance_factor": 0}
 
@@ -158,7 +159,7 @@ def test_any_death_can_be_asked_how_it_ends() -> None:
 
 def test_no_delay_leaves_the_calendar() -> None:
     """A delay of thousands of years becomes 100 years, which every date can hold."""
-    assert decided(policy_of(), exception=raised.RedeliverAfter(1e300)) == Redeliver(MAX_DELAY)
+    assert decided(policy_of(), exception=raised.RedeliverAfter(1e300)) == Redeliver(MAX_DURATION)
     assert decided(policy_of(), requested_delay=-5.0) == Redeliver(0.0)
 
 

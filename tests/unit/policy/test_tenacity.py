@@ -38,10 +38,11 @@ from tenacity.asyncio import retry_if_result as asynchronous_retry_if_result
 
 from redelivery.middleware.messages.events import Reason
 from redelivery.middleware.policy import task_exceptions as raised
-from redelivery.middleware.policy.decision import MAX_DELAY, DeadLetter, Discard, Failure, Redeliver
+from redelivery.middleware.policy.decision import DeadLetter, Discard, Failure, Redeliver
 from redelivery.middleware.policy.options import Options
 from redelivery.middleware.policy.strategies import UNSET, StrategyFailed, decide_with_tenacity
 from redelivery.settings import RedeliveryPolicy, RedeliverySettings
+from redelivery.settings.values import MAX_DURATION
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -104,7 +105,7 @@ def test_wait_says_the_delay_of_each_attempt(wait: Any, delays: list[float]) -> 
 def test_wait_is_not_capped_by_the_policy_and_stays_in_the_calendar() -> None:
     """A wait longer than the built-in cap is kept; tenacity's endless ones become 100 years."""
     assert asked({"wait": wait_fixed(86_400)}) == Redeliver(86_400.0)
-    assert asked({"wait": wait_exponential(), "stop": stop_never}, attempt=10_000) == Redeliver(MAX_DELAY)
+    assert asked({"wait": wait_exponential(), "stop": stop_never}, attempt=10_000) == Redeliver(MAX_DURATION)
 
 
 def test_without_wait_the_policy_s_delay_is_used() -> None:

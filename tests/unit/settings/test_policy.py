@@ -13,6 +13,7 @@ import pytest
 from redelivery.errors import ConfigurationError
 from redelivery.settings import FIELDS, RedeliveryPolicy
 from redelivery.settings.exceptions import name_of
+from redelivery.settings.general import read_general
 
 
 class Refused(Exception):
@@ -60,6 +61,13 @@ def test_zero_is_a_value() -> None:
 def test_the_default_cap_is_ten_delays_or_ten_minutes(delay: float, cap: float) -> None:
     """Where no cap is set it is the greater of 600 s and ten times the delay."""
     assert RedeliveryPolicy(redelivery_delay=delay).cap == pytest.approx(cap)
+
+
+def test_no_duration_is_longer_than_a_hundred_years() -> None:
+    """More of it means for ever: no clock, no sleep and no script is asked for more."""
+    century = 36_525 * 86_400
+    assert (RedeliveryPolicy(delivery_delay=1e300).delivery_delay, RedeliveryPolicy(max_age=1e14).max_age) == (century, century)
+    assert read_general("outcome_export_every", timedelta.max) == century
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 from redelivery.errors import InputError
+from redelivery.settings.values import MAX_DURATION
 
 _UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 #: How deep a value may be nested to be shown, and the text that replaces deeper values.
 MAX_DEPTH, TOO_DEEP = 64, "(nested too deep to be shown)"
 _LATEST_MS = 253_402_300_799_999
-#: The longest duration that can be written: a hundred years, which every broker's clock can represent.
-MAX_SECONDS = 36_525 * 86_400
 
 
 def moment(ms: float | None) -> str:
@@ -70,7 +69,7 @@ def seconds(text: str) -> float:
         msg = f"{text!r} is not a duration: write 90s, 15m, 2h, 3d or 1w"
         raise InputError(msg)
     found = float(match[1]) * _UNITS[match[2] or "s"]
-    if found > MAX_SECONDS:
+    if found > MAX_DURATION:
         msg = f"{text[:40]!r} is too long: at most 100 years can be written"
         raise InputError(msg)
     return found
