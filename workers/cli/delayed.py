@@ -196,7 +196,7 @@ def cancel(
     while these are cancelled may be cancelled, too.
     """
     if bool(task_ids) == bool(tasks or everything) or (tasks and everything):
-        msg = "which messages? name tasks by their ids, or choose with --task, or say --all"
+        msg = "which messages? do one of these: name tasks by their ids, choose with --task, say --all"
         raise click.UsageError(msg)
     doing = _Doing(Act.CANCEL, actor, why, ("cancelled", "would be cancelled"))
     if task_ids:
