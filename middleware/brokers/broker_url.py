@@ -78,7 +78,8 @@ def _database_of(made: Connection) -> str | None:
 def unanswered(address: str, exc: BaseException) -> BrokerUnavailable:
     """The error if nothing answers at this address, which kombu has written without its password; or only with a refusal."""
     if isinstance(exc.__cause__, REFUSED):
-        return BrokerUnavailable(f"broker {address} refused the connection: {exc}")
+        repair = "; make room on its disk, then `redis-cli bgsave`" if "MISCONF" in str(exc) else ""
+        return BrokerUnavailable(f"broker {address} refused the connection: {exc}{repair}")
     return BrokerUnavailable(f"broker {address} does not answer: {exc}; is it running, and is broker_url right?")
 
 

@@ -14,7 +14,7 @@ import pytest
 from redelivery.workers.cli.main import message_of
 from tests.support.desk import LETTERS, Desk
 from tests.support.operators.command import Command, command, refused
-from tests.support.running import ROOT
+from tests.support.running import ROOT, until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -99,6 +99,18 @@ def test_a_server_that_answers_with_a_refusal_is_not_called_away(any_server: Ser
     done = Command(folder, f"{any_server.url}?virtual_host=99").run("-A", "shopfront", "dlq", "list")
     refused(done, "refused the connection: ")
     assert "is it running" not in done.stderr
+
+
+def test_a_server_that_cannot_save_says_how_to_repair_it(any_server: Server, folder: Path) -> None:
+    """By default it answers with this refusal after a snapshot has failed."""
+    client = any_server.client
+    client.config_set("save", "3600 1")
+    client.set("a", "change")
+    (any_server.folder / "dump.rdb" / "in the way").mkdir(parents=True)
+    client.bgsave()
+    until(lambda: client.info("persistence")["rdb_last_bgsave_status"] == "err", what="the snapshot to fail")
+    done = Command(folder, any_server.url).run("-A", "shopfront", "doctor")
+    refused(done, "make room on its disk, then `redis-cli bgsave`")
 
 
 def test_a_dead_letter_queue_that_does_not_exist_is_one_line(command: Command) -> None:
