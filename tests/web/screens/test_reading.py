@@ -56,6 +56,17 @@ def test_causes_lead_to_their_letters_and_a_letter_to_all_of_it(page: WebPage, d
         assert said in letter.read, said
 
 
+def test_a_cause_without_a_reason_leads_to_its_letters(page: WebPage, desk: Desk) -> None:
+    """Somebody else put them there: `unknown` is the reason that all listings name, and it can be chosen."""
+    desk.die(fingerprint="f-one")
+    desk.client.lpush(LETTERS, b"nothing", b"{}")
+    operator = page.operator()
+    [unknown] = (each for each in operator.get("/causes").links("/letters?") if "reason=unknown" in each)
+    listed = operator.get(unknown)
+    assert (listed.status, "2 shown" in listed.read) == (200, True), listed.read
+    assert "<option selected>unknown" in listed.text
+
+
 def test_a_cause_leads_to_its_letters_though_many_others_died_later(page: WebPage, desk: Desk) -> None:
     """Its link has the position of its newest dead letter; later deaths do not change it."""
     desk.die(task_message("task-of-old"), fingerprint="f-old")

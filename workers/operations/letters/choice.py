@@ -12,7 +12,7 @@ from redelivery.middleware.messages.events import Reason
 from redelivery.settings.values import suggestion
 
 from . import dead_letters
-from .filter import Filter, Shortened
+from .filter import UNKNOWN, Filter, Shortened
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -41,10 +41,10 @@ def _conditions(transport: Transitions, options: Mapping[str, Any]) -> dict[str,
             msg = f"the {option} is empty, and chooses no dead letter: give a value, or leave it out"
             raise InputError(msg)
     now_ms = transport.now_ms()
+    reasons = [*map(str, Reason), UNKNOWN]
     for each in options["reasons"]:
-        if each not in set(Reason):
-            others = "; reasons are: " + ", ".join(Reason)
-            msg = f"there is no reason {each!r}{suggestion(each, map(str, Reason)) or others}"
+        if each not in reasons:
+            msg = f"there is no reason {each!r}{suggestion(each, reasons) or '; reasons are: ' + ', '.join(reasons)}"
             raise InputError(msg)
 
     def ago(seconds: float | None) -> int | None:

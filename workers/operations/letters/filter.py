@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 _WILD = re.compile(r"\[[^\]]*\]|[*?\[\]!]")
 
 
+#: The reason of a dead letter that gives none: somebody else put it there.
+UNKNOWN = "unknown"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filter:
     """Which dead letters: all conditions must hold; of a condition, any value. Without conditions, all dead letters.
@@ -59,7 +63,7 @@ class Filter:
         """Whether the filter chooses this dead letter."""
         if self.task_ids and not self.names(letter.task_id):
             return False
-        if self.reasons and letter.reason not in self.reasons:
+        if self.reasons and (letter.reason or UNKNOWN) not in self.reasons:
             return False
         if self.tasks and not any(fnmatch.fnmatchcase(letter.task, task) for task in self.tasks):
             return False
@@ -89,7 +93,7 @@ class Filter:
     def _words(self) -> list[list[bytes]]:
         """For each condition its words: a dead letter that passes contains one of them. Other conditions are left out."""
         literals = [max(_WILD.split(each), key=len) for each in self.tasks]
-        some = (list(self.reasons), list(self.exceptions), list(self.fingerprints), literals)
+        some = ([] if UNKNOWN in self.reasons else list(self.reasons), list(self.exceptions), list(self.fingerprints), literals)
         return [[each.encode() for each in words] for words in some if words and all(map(stands_plainly, words))]
 
     def _has_exception(self, name: str) -> bool:

@@ -12,7 +12,7 @@ from redelivery.middleware.messages.events import Reason
 
 from ...operations.letters import dead_letters
 from ...operations.letters.choice import filter_of, listing_of
-from ...operations.letters.filter import Filter
+from ...operations.letters.filter import UNKNOWN, Filter
 from ...operations.letters.reading.browse import SLOW, Browsed, browsed
 from ...operations.runs.audit import Act, Acted, acted, record
 from ...operations.runs.operation import is_kept
@@ -129,7 +129,7 @@ def letters(asked: Asked) -> Shown:
             "choice": choice,
             "found": found,
             "rows": [] if found is None else [row_of(asked, name, place, letter) for place, letter in found.letters],
-            "reasons": [str(each) for each in Reason],
+            "reasons": [*map(str, Reason), UNKNOWN],
             "before": asked.number("before"),
             "is_marked": is_marked,
             "looked_ms": at_ms,
