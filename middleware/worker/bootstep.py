@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 #: What an operator does about a broker that refuses a worker's command.
 NEEDED = "rename none of its commands, and give its user a worker's rights (deploying.md, the least rights)"
-#: Seconds that a worker waits if it loses a connection that is younger than that.
+#: Seconds that a worker waits if its last two connections failed within that time.
 PAUSE = 1.0
 
 

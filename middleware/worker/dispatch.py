@@ -65,7 +65,7 @@ def hand_over(request: Egress, delivery: HeldDelivery, runtime: Runtime) -> None
             _break_off(request, delivery, pool, exc)
             raise
         except Exception as exc:  # noqa: BLE001 - any client's message, any pool
-            if isinstance(exc, Ignore) and request not in state.active_requests:  # its start was refused: another worker has it now
+            if isinstance(exc, Ignore) and request not in state.active_requests:  # its start was refused
                 delivery.settlement.give_up(request)
             else:
                 _end(request, delivery, pool, exc)
