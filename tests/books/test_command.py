@@ -63,6 +63,7 @@ def test_books_that_do_not_balance_name_the_worst_lives_and_the_report(told: His
     assert after.endswith(f"\nreport: {tmp_path}/books/report.html\nmore:   redelivery books show {tmp_path}/books\n")
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("spark")
 @pytest.mark.parametrize("more", [[], ["--json"]])
 def test_books_whose_reader_goes_early_do_not_balance_for_that(
@@ -295,6 +296,7 @@ def test_an_output_that_is_a_link_is_written_where_it_leads(tmp_path: Path) -> N
     assert (result.exit_code, "lie within each other" in result.stderr) == (2, True)
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("told")
 def test_an_output_that_is_a_mount_point_is_not_emptied(tmp_path: Path) -> None:
     """A bind mount of the same disk is not known before the rename fails: then all is as it was."""
@@ -366,6 +368,7 @@ def test_a_machine_without_java_uses_the_embedded_one_and_prints_nothing_of_spar
     assert "starting Spark to read" in lines[0]
 
 
+@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.usefixtures("told")
 def test_an_interrupted_run_leaves_nothing_and_ends_with_130(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from redelivery.workers.operations.runs import audit, operation
 from redelivery.workers.operations.runs.execution import Execution
 from redelivery.workers.operations.runs.operation import Kind, State, store_of
 from redelivery.workers.ports import Halted
+from tests.support.lanes import first_quick
 from tests.support.operators.dead_shop import LETTERS, begun, found, killed, reached, runtime_of
 from tests.support.running import Shop, until
 
@@ -100,7 +101,7 @@ def test_each_letter_moves_once_though_the_leader_is_killed_in_the_middle(shop: 
     assert [each.acted for each in audit.entries(runtime_of(shop).transport, 10)] == ["done", "begun"]
 
 
-@pytest.mark.parametrize("kind", [Kind.MOVE, Kind.PURGE, Kind.CANCEL])
+@pytest.mark.parametrize("kind", first_quick([Kind.MOVE, Kind.PURGE, Kind.CANCEL]))
 def test_whatever_an_operation_does_is_done_once_though_the_leader_is_killed(shop: Shop, kind: Kind) -> None:
     """A move, a purge and a cancel, too: the next worker goes on, with one event for each message and the right counts."""
     outcome = {Kind.MOVE: "redriven", Kind.PURGE: "purged", Kind.CANCEL: "cancelled"}[kind]
@@ -155,6 +156,7 @@ def test_the_dispatcher_carries_operations_out_too(shop: Shop) -> None:
         assert process.wait(30) == 0
 
 
+@pytest.mark.full
 def test_whoever_carries_operations_out_beside_something_else_ends_with_it(shop: Shop) -> None:
     """The server of the page does so; if no broker answers, its other work goes on."""
     killed(shop, 20)

@@ -97,6 +97,7 @@ def test_figures_are_what_the_outcome_log_says(request: pytest.FixtureRequest, f
         assert sum(seen("redelivery.wait.duration").values()) == len(waited) > 0
 
 
+@pytest.mark.full
 def test_children_that_replace_others_tell_their_own_figures_once(server: Any, folder: Path) -> None:
     """Each child runs one task, publishes another, and ends: it reports its publication, and nothing of its parent's."""
     (folder / "mended").touch()

@@ -182,6 +182,7 @@ def test_an_attempt_whose_process_dies_has_a_move_that_says_why(server: Any, fol
         assert list(received[1].links) == [spans[0].span_id, received[0].span_id]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("broker", "counts"),
     [

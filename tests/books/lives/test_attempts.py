@@ -91,6 +91,7 @@ def test_of_two_releases_that_failed_first_at_once_one_is_always_named(spark: Sp
     assert [row["first_release"] for row in failures_by(cells.coalesce(1)).collect()] == ["r1"]
 
 
+@pytest.mark.full
 def test_without_times_in_the_log_they_are_unknown(spark: SparkSession, tmp_path: Path) -> None:
     """The log of an earlier version has none: the report says so, and shows no figures."""
     told = Histories()

@@ -17,6 +17,7 @@ from redelivery.workers.reconciliation.job import Books, reconcile
 from redelivery.workers.reconciliation.spark.files import Files
 from tests.books.lives.test_oracle import ENDS, opinion, told_at_random
 from tests.support.books.spark_session import NOON, Histories, Row, rows, spark, write_lines
+from tests.support.lanes import first_quick
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -245,6 +246,7 @@ def test_a_state_of_somebody_elses_is_refused(spark: SparkSession, tmp_path: Pat
     assert not (tmp_path / "books").exists()
 
 
+@pytest.mark.full
 def test_files_that_are_named_one_by_one_are_each_read_once(spark: SparkSession, tmp_path: Path) -> None:
     """A file without a date is known by its name. What has that name and other contents is refused, and not left unread."""
     told = Histories()
@@ -280,6 +282,7 @@ def test_a_state_that_has_lost_a_file_is_refused(spark: SparkSession, tmp_path: 
             reconcile(spark, told.write(tmp_path, state=str(state)))
 
 
+@pytest.mark.full
 def test_a_run_that_dies_while_it_writes_the_trend_is_done_again(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -304,6 +307,7 @@ def test_a_run_that_dies_while_it_writes_the_trend_is_done_again(
     assert reconcile(spark, books).verdicts["in_flight"] == 1
 
 
+@pytest.mark.full
 def test_a_repetition_that_dies_leaves_the_state_as_it_was(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -325,6 +329,7 @@ def test_a_repetition_that_dies_leaves_the_state_as_it_was(
     assert (again.verdicts, again.lives) == (first.verdicts, first.lives)
 
 
+@pytest.mark.full
 def test_a_quiet_day_has_books_too(spark: SparkSession, tmp_path: Path) -> None:
     """Nothing is open, no event is new, and the broker is empty; a gap that is new is told once."""
     told = Histories()
@@ -404,7 +409,7 @@ def test_a_state_from_before_an_outcome_was_known_goes_on(spark: SparkSession, t
     assert (again.outcomes["unobserved"], again.outcomes["succeeded"]) == (1, 1)
 
 
-@pytest.mark.parametrize("told_ms", [NOON + 700 * 24 * HOUR, NOON], ids=["by-a-wrong-clock", "by-as-of"])
+@pytest.mark.parametrize("told_ms", first_quick([NOON, NOON + 700 * 24 * HOUR]), ids=["by-as-of", "by-a-wrong-clock"])
 def test_a_time_to_come_makes_a_state_forget_no_day(spark: SparkSession, tmp_path: Path, told_ms: int) -> None:
     """Else the files of all later days count as read, and their events are never counted."""
     told = Histories()

@@ -178,6 +178,7 @@ def test_a_stream_that_let_go_of_records_before_the_export_says_so(
     assert lines(folder / "out")[-1]["why"] == "last"
 
 
+@pytest.mark.full
 def test_without_the_right_to_a_stream_the_work_is_done_and_its_events_are_the_audit(
     desk: Desk, rabbit: Rabbit, folder: Path
 ) -> None:

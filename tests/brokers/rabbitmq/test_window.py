@@ -183,6 +183,7 @@ def test_a_worker_that_is_killed_with_a_second_consumer_loses_nothing(rabbit: Ra
         here.stop()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("pool", "kind"), first_quick([("gevent", "classic"), ("eventlet", "quorum")]))
 def test_greenlets_are_handed_the_next_task_when_one_has_ended(rabbit: Rabbit, folder: Path, pool: str, kind: str) -> None:
     """Celery's loop for greenlets wakes up only every two seconds, and loses 0.1 s for each answer of the broker.

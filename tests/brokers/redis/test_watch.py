@@ -403,7 +403,7 @@ def test_a_worker_that_hears_a_push_asks_for_the_message_before_it_looks_at_its_
     here.ended(task_id, "succeeded")
 
 
-@pytest.mark.parametrize("pool", ["solo", "prefork", "threads"])
+@pytest.mark.parametrize("pool", first_quick(["solo", "prefork", "threads"]))
 def test_a_task_costs_a_fleet_that_waits_one_asking(shop: Callable[..., Shop], pool: str) -> None:
     """The worker that has run it waits again with its acknowledgement, unless it becomes the deputy, which looks each second."""
     here, count = shop(), 40

@@ -81,6 +81,7 @@ def test_sentry_has_the_exception_of_a_lost_child() -> None:
         assert {each["logger"] for each in here.lines("sentry") if not each.get("exception")} == {"multiprocessing"}
 
 
+@pytest.mark.full
 def test_sentry_has_the_exception_of_a_task_whose_whole_worker_died() -> None:
     """Another worker finds the message and dead-letters it: one event with the exception, and one line that says where it is."""
     with place("sentry", settings={"queues": {"#": {"max_delivery_attempts": 1}}}) as here:

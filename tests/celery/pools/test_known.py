@@ -9,6 +9,7 @@ import pytest
 from celery.result import AsyncResult
 
 from redelivery.middleware.known import is_known, version_of
+from tests.support.lanes import first_quick
 from tests.support.running import until
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def test_of_what_is_known_every_part_is_used(shop: Callable[..., Shop]) -> None:
     assert unknown(worker) == []
 
 
-@pytest.mark.parametrize("library", ["billiard", "celery"])
+@pytest.mark.parametrize("library", first_quick(["billiard", "celery"]))
 def test_an_unknown_celery_has_its_own_pool(shop: Callable[..., Shop], library: str) -> None:
     """One warning; no part of the pool is replaced."""
     here = shop(settings=POLICY, backend=True, versions={library: "99.1.0"}, conf={"worker_lost_wait": 1})

@@ -15,6 +15,7 @@ import pytest
 from redelivery.middleware.messages.envelope import HEADER, Envelope
 from redelivery.middleware.worker.pool_patches.threads import GRACE
 from tests.support.control.pooled import POOLS, pool_param
+from tests.support.lanes import first_quick
 from tests.support.running import ROOT, Shop, until
 from tests.support.signals import is_pending
 
@@ -62,7 +63,7 @@ def test_a_worker_whose_pool_has_ended_tells_the_broker_what_it_could_not_tell_b
 
 
 @pytest.mark.parametrize("goes_on", [True, False], ids=["child-goes-on", "child-stands-still"])
-@pytest.mark.parametrize("signals", SIGNALS.values(), ids=SIGNALS)
+@pytest.mark.parametrize("signals", first_quick(pytest.param(each, id=name) for name, each in SIGNALS.items()))
 def test_a_task_that_is_half_written_to_its_child_goes_back(
     shop: Callable[..., Shop], signals: tuple[signal.Signals, ...], goes_on: bool
 ) -> None:
@@ -86,6 +87,7 @@ def test_a_task_that_is_half_written_to_its_child_goes_back(
     assert here.outcomes_of(task_id) == ["published", "succeeded"]
 
 
+@pytest.mark.full
 def test_a_task_that_has_begun_unheard_is_ended(shop: Callable[..., Shop]) -> None:
     """The main process is busy when the signal comes, and has not read that the task began, which would run for an hour."""
     here = shop()
@@ -146,8 +148,8 @@ def test_a_signal_in_the_middle_of_a_question_about_a_start_holds_nobody_up(rabb
         here.stop()
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads"])
-@pytest.mark.parametrize("signals", [SIGNALS["quit"], SIGNALS["term-quit"]], ids=["quit", "term-quit"])
+@pytest.mark.parametrize("pool", first_quick(["prefork", "threads"]))
+@pytest.mark.parametrize("signals", first_quick(pytest.param(SIGNALS[each], id=each) for each in ("quit", "term-quit")))
 @pytest.mark.parametrize("part", ["handler", "pool"])
 def test_a_celery_that_a_stop_does_not_know_stops_as_its_own_does_and_a_line_says_so(
     shop: Callable[..., Shop], part: str, signals: tuple[signal.Signals, ...], pool: str
@@ -170,7 +172,7 @@ def test_a_celery_that_a_stop_does_not_know_stops_as_its_own_does_and_a_line_say
         until(lambda: here.leftovers() == {}, what="nothing to be held")
 
 
-@pytest.mark.parametrize("pool", POOLS)
+@pytest.mark.parametrize("pool", first_quick(POOLS))
 def test_a_signal_in_the_middle_of_another_ones_handler_holds_nobody_up(shop: Callable[..., Shop], pool: str) -> None:
     """Celery's handler holds a lock while it looks up its receivers, and the second handler needs the same lock."""
     here = shop(module="tests.support.stops.impatient_shop")
@@ -181,6 +183,7 @@ def test_a_signal_in_the_middle_of_another_ones_handler_holds_nobody_up(shop: Ca
     assert "stop.overdue" not in worker.text
 
 
+@pytest.mark.full
 def test_what_is_received_after_a_cold_shutdown_has_begun_is_not_begun(rabbit: Rabbit, folder: Path) -> None:
     """It was read together with the message that the signal interrupted, and must not use the time of the stop."""
     here = Shop(cast("Any", rabbit), folder)
@@ -261,7 +264,7 @@ def assert_gone(pid: int) -> None:
         until(lambda: os.kill(pid, 0), 10)
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads"])
+@pytest.mark.parametrize("pool", first_quick(["prefork", "threads"]))
 def test_what_a_worker_holds_is_anothers_though_a_hook_holds_its_main_thread(shop: Callable[..., Shop], pool: str) -> None:
     """Its lease would be renewed for ever. So it ends itself with its running tasks, and another worker takes over."""
     here = shop(

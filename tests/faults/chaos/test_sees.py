@@ -43,6 +43,7 @@ def test_a_build_without_the_check_of_the_owner_is_caught(folder: Path) -> None:
     assert verdict.duplicated
 
 
+@pytest.mark.full
 @pytest.mark.timeout(600)
 def test_a_build_that_is_whole_passes_where_the_broken_ones_fail(folder: Path) -> None:
     """With the check, after the same stall nothing ends twice, and the repeated run is named."""

@@ -241,6 +241,7 @@ def test_a_stalled_worker_neither_retries_nor_dead_letters_what_is_no_longer_its
     floor.direct.control.cancel_consumer("aside", destination=["w0@shop"])
 
 
+@pytest.mark.full
 def test_a_solo_worker_that_is_blocked_for_a_minute_keeps_its_lease(floor: Floor, blocked: str) -> None:
     """Its task blocks the event loop for thirty leases; the other workers watch, and do not take it for dead."""
     floor.ended(blocked, "succeeded", 3 * MINUTE)
@@ -248,6 +249,7 @@ def test_a_solo_worker_that_is_blocked_for_a_minute_keeps_its_lease(floor: Floor
     assert floor.outcomes_of(blocked) == ["published", "succeeded"]
 
 
+@pytest.mark.full
 def test_remote_control_is_answered_when_all_is_over(floor: Floor, inspector: Inspector) -> None:
     """After all outages, each question of remote control is answered again."""
     before = inspector.answers.copy()

@@ -85,6 +85,7 @@ def test_a_task_that_kills_its_child_has_no_start_too_many(here: Shop, how: str)
     assert here.workers[0].process.poll() is None
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("pool", "task"), first_quick([("prefork", "ends_worker"), ("threads", "ends"), ("solo", "ends")]))
 def test_a_task_that_kills_its_whole_worker_has_one_start_too_many_at_most(shop: Callable[..., Shop], pool: str, task: str) -> None:
     """No process can report what had started: the first crash makes it a suspect, and later starts are recorded before they run."""

@@ -87,6 +87,7 @@ def here(rabbit: Rabbit, tmp_path: Path) -> Iterator[Shop]:
     shop.stop()
 
 
+@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.parametrize("pool", first_quick(["prefork", "threads"]))
 def test_no_message_of_another_client_ends_a_worker(here: Shop, rabbit: Rabbit, pool: str) -> None:

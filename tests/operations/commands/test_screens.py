@@ -41,6 +41,7 @@ def test_a_screen_is_as_it_was_agreed(desk: Desk, name: str) -> None:
     assert screen(name, desk) == (FOLDER / f"{name}.txt").read_text()
 
 
+@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.xdist_group("spark")
 @pytest.mark.usefixtures("spark")

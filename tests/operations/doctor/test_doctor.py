@@ -285,6 +285,7 @@ def test_letters_that_a_worker_reads_are_no_finding(request: pytest.FixtureReque
         assert "dead_letter_queue.unread" not in clinic.examined().names
 
 
+@pytest.mark.full
 def test_a_broker_that_does_not_answer_in_time_is_not_known(request: pytest.FixtureRequest, folder: Path) -> None:
     """The doctor ends in time, whatever the broker does; checks that need its answers are reported as unknown."""
     with clinic_of("valkey", request, folder) as clinic:
@@ -310,6 +311,7 @@ def test_a_user_without_the_right_makes_it_not_known(request: pytest.FixtureRequ
         assert found.not_known == ["whether the server writes snapshots"]
 
 
+@pytest.mark.full
 def test_rabbitmq_without_its_plugin_is_not_known(request: pytest.FixtureRequest, folder: Path) -> None:
     """Only the plugin can list policies; faults that AMQP shows are still found."""
     with clinic_of("rabbit", request, folder) as clinic:

@@ -91,6 +91,7 @@ def test_a_cap_below_a_single_event_leaves_no_event(any_server: Server) -> None:
     assert client.hget(KEYS.trimmed, "before") == b""
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("bursts", [100])
 def test_a_hundred_thousand_events_never_stay_above_the_cap(any_server: Server, bursts: int) -> None:
     """After each call the log is below the cap, and no call removes more than a tenth and the blocks at its edge."""

@@ -17,6 +17,7 @@ FOLDER = ROOT / "docs" / "runbooks"
 RUNBOOKS = [each for each in BROKERS if each.startswith("docs/runbooks/")]
 
 
+@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(

@@ -300,6 +300,7 @@ def test_wrong_settings_are_told_in_a_line(pytester: pytest.Pytester, setting: s
     result.stdout.no_fnmatch_line("*Traceback*")
 
 
+@pytest.mark.full
 def test_a_task_that_does_not_end_is_named(pytester: pytest.Pytester) -> None:
     """The test that leaves it running fails, by the task's name, and the run goes on."""
     shop = (

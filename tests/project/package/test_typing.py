@@ -166,6 +166,7 @@ above.dela(7)
 """
 
 
+@pytest.mark.full
 def test_a_task_keeps_the_type_that_celery_types_gives_it(python: Path, tmp_path: Path) -> None:
     """With those stubs Celery is typed: in mypy's strict mode `@redeliver` changes nothing, and `Redelivery(app)` is accepted."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)

@@ -309,6 +309,7 @@ def test_a_body_without_end_is_cut_off(open_page: Callable[..., WebPage]) -> Non
     assert operator.get("/").status == 200
 
 
+@pytest.mark.full
 def test_200_open_pages_cost_the_broker_one_look_in_two_seconds(page: WebPage, desk: Desk) -> None:
     """One look serves all: more pages do not mean more commands to the broker."""
     operator = page.operator()

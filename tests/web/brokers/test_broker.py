@@ -92,6 +92,7 @@ def behind(page_behind: WebPage) -> Visitor:
     return page_behind.operator()
 
 
+@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.xdist_group("web_broker")
 def test_a_slow_broker_has_slow_screens_and_old_figures_say_so(behind: Visitor, desk: Desk, proxy: Proxy) -> None:
@@ -115,6 +116,7 @@ def test_a_slow_broker_has_slow_screens_and_old_figures_say_so(behind: Visitor, 
     assert (desk.ids(), [(each.actor, each.act) for each in entries(desk.transport, 10)]) == ([task_id], [("ada", "redrive")])
 
 
+@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.xdist_group("web_broker")
 def test_the_head_of_a_screen_that_searches_comes_before_the_rest(behind: Visitor, desk: Desk, proxy: Proxy) -> None:
@@ -139,6 +141,7 @@ def test_the_head_of_a_screen_that_searches_comes_before_the_rest(behind: Visito
     desk.server.start()
 
 
+@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.xdist_group("web_broker")
 def test_a_very_slow_broker_holds_up_no_other_screen_and_a_late_form_says_what_became_of_it(

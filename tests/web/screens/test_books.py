@@ -65,6 +65,7 @@ def test_wrong_lives_are_shown_with_their_evidence(open_page: Callable[..., WebP
     assert "&lt;script&gt;" in shown.text
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("spark", "told")
 def test_the_trend_over_the_runs_is_drawn(open_page: Callable[..., WebPage], told: Histories, tmp_path: Path) -> None:
     """From the second run on: the lives and the discrepancies of each."""
@@ -79,6 +80,7 @@ def test_the_trend_over_the_runs_is_drawn(open_page: Callable[..., WebPage], tol
         assert f'aria-label="{drawn}"' in shown, shown
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("spark", "told")
 def test_many_wrong_lives_are_shown_page_by_page(open_page: Callable[..., WebPage], told: Histories, tmp_path: Path) -> None:
     """Each is on one page."""

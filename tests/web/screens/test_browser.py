@@ -176,6 +176,7 @@ COUNTED = """
 """
 
 
+@pytest.mark.full
 def test_a_screen_of_what_is_under_way_opens_again_but_not_while_somebody_writes(
     browser: Browser, open_page: Callable[..., WebPage], desk: Desk
 ) -> None:
@@ -201,6 +202,7 @@ def test_a_screen_of_what_is_under_way_opens_again_but_not_while_somebody_writes
     browser.await_("!window.before && document.readyState === 'complete'")
 
 
+@pytest.mark.full
 def test_a_dry_run_that_is_not_done_yet_opens_again(
     browser: Browser, open_page: Callable[..., WebPage], desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:

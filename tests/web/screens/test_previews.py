@@ -99,6 +99,7 @@ def test_a_dry_run_that_nobody_looks_at_is_given_up(monkeypatch: pytest.MonkeyPa
     assert made.of("plan", count) is not job
 
 
+@pytest.mark.full
 def test_a_dry_run_that_is_under_way_shows_how_far_it_is(
     desk: Desk, open_page: Callable[..., WebPage], monkeypatch: pytest.MonkeyPatch
 ) -> None:

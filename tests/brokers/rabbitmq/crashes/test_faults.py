@@ -265,6 +265,7 @@ def test_a_letter_that_its_queue_refuses_is_never_acknowledged_away(rabbit: Rabb
     assert len(here.runs(task_id)) == 1
 
 
+@pytest.mark.full
 def test_a_letter_that_a_quorum_queue_refuses_goes_there_when_the_limit_is_removed(
     rabbit: Rabbit, rabbit_shop: Callable[..., Shop]
 ) -> None:

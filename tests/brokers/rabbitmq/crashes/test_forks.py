@@ -133,6 +133,7 @@ def test_what_ended_after_a_move_when_its_worker_died_is_only_acknowledged(
     assert here.outcomes_of(task_id) == ["published", "redelivery_scheduled", "succeeded"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("order", first_quick(["moving.before", "moving.after"]))
 def test_what_was_to_be_moved_and_was_not_is_delivered_again(here: Shop, dying: Callable[..., str], order: str) -> None:
     """The journal says that a move began, but no worker ever gets a successor: the original goes on."""
@@ -145,6 +146,7 @@ def test_what_was_to_be_moved_and_was_not_is_delivered_again(here: Shop, dying: 
     assert KNOWN not in worker.text
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("order", first_quick(["moving.before", "moving.after"]))
 def test_an_attempt_that_ran_counts_though_its_move_was_lost_a_second_time(
     here: Shop, dying: Callable[..., str], order: str
@@ -212,6 +214,7 @@ def test_what_was_redriven_when_its_worker_died_lives_once_more_once(here: Shop,
     assert len(here.letters("DLQ.DLQ.celery")) + len(here.letters()) == 1
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("order", first_quick(["moving.before", "moving.after", "dead_letter.before"]))
 def test_what_died_before_its_letter_was_there_is_delivered_again(here: Shop, dying: Callable[..., str], order: str) -> None:
     """The journal says that it was dying, but there is no dead letter: the message goes on, and dies."""
@@ -256,6 +259,7 @@ def test_what_was_moved_and_not_recorded_is_delivered_again(
     quiet(here)
 
 
+@pytest.mark.full
 def test_a_letter_that_was_refused_has_no_word(here: Shop, rabbit: Rabbit) -> None:
     """The worker dies while the dead-letter queue is full. The message is delivered again, and dies when there is room."""
     with rabbit.connection() as connection:
@@ -276,6 +280,7 @@ def test_a_letter_that_was_refused_has_no_word(here: Shop, rabbit: Rabbit) -> No
     assert KNOWN not in second.text
 
 
+@pytest.mark.full
 def test_what_went_back_without_having_run_is_run_however_often_it_comes_again(here: Shop) -> None:
     """A stopping worker gives it back unchanged. The journal must not name it, or the next crash would end it without a run."""
     running = str(here.app.send_task("tests.support.shop.naps", (2,)).id)
@@ -321,6 +326,7 @@ def test_what_was_given_back_when_its_worker_died_runs_once(
     assert fewest <= known <= 3
 
 
+@pytest.mark.full
 def test_without_a_right_to_a_journal_all_goes_on_as_without_one(here: Shop, rabbit: Rabbit, dying: Callable[..., str]) -> None:
     """The worker warns once; messages that it was moving when it died run twice, and nothing is lost."""
     rabbit.ctl("set_permissions", USER, f"^(?!{JOURNAL})", ".*", ".*")
@@ -394,6 +400,7 @@ def test_each_word_is_found_and_no_other(rabbit: Rabbit, journal: Journal) -> No
     assert [told[digest] for digest in digests] == [Successor.RECORDED] * 100 + [Successor.UNKNOWN]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", [HAS_ENDED, HAS_MOVED])
 def test_what_became_of_a_successor_tells_that_it_was_there(
     rabbit: Rabbit, journal: Journal, monkeypatch: pytest.MonkeyPatch, kind: bytes
@@ -437,6 +444,7 @@ def test_a_successor_is_waited_for_as_long_as_messages_wait_in_its_queue(
     until(lambda: gone, what="the answer of a queue that is not there")
 
 
+@pytest.mark.full
 def test_a_letter_is_looked_for_in_no_queue_but_those_of_its_policy(rabbit: Rabbit, journal: Journal) -> None:
     """Any user may write into the journal. If the policy names the queue, the dead letter is found, and its event is returned."""
     first = task_message("a")

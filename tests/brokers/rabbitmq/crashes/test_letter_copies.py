@@ -126,6 +126,7 @@ def test_a_letter_whose_redrive_died_is_redriven_once(
         assert len(here.runs(each)) == 3
 
 
+@pytest.mark.full
 @CLASSIC
 @pytest.mark.parametrize("order", first_quick(["redrive.before", "redrive.after"]))
 def test_a_letter_that_may_have_gone_back_stays_until_that_is_known(
@@ -150,6 +151,7 @@ def test_a_letter_that_may_have_gone_back_stays_until_that_is_known(
     assert rabbit.depth("DLQ.celery") == 0
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "order", first_quick(["confirm.before", "move.after", "record.before", "record.after", "acknowledge.before"])
 )
@@ -183,6 +185,7 @@ def test_a_letter_that_has_not_come_to_its_new_queue_is_soon_moved(
     assert Counter(letter["headers"]["id"] for letter in here.letters("DLQ.spare")) == Counter(buried)
 
 
+@pytest.mark.full
 @CLASSIC
 @pytest.mark.parametrize("order", first_quick(["record.before", "record.after", "acknowledge.before"]))
 def test_a_letter_whose_purge_died_is_purged_once(
@@ -209,6 +212,7 @@ def put_dead(rabbit: Rabbit, message: dict[str, Any]) -> None:
         connection.default_channel.basic_publish(made, routing_key=DIED)
 
 
+@pytest.mark.full
 @CLASSIC
 def test_what_an_import_that_died_left_in_doubt_holds_no_other_up(
     here: Shop, rabbit: Rabbit, ask: Callable[..., Any], dies: Callable[..., None]
@@ -245,6 +249,7 @@ def test_a_death_whose_import_died_is_one_letter(
     assert here.outcomes_of(message["headers"]["id"]) == ["received", "dead_lettered"]
 
 
+@pytest.mark.full
 @CLASSIC
 def test_a_letter_that_nothing_took_is_in_no_doubt(rabbit: Rabbit, buried: list[str], ask: Callable[..., Any]) -> None:
     """The target queue was missing, so no copy exists: when the queue is there again, the dead letter is redriven at once."""

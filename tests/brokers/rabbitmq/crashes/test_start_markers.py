@@ -78,6 +78,7 @@ def test_what_was_held_beside_crashes_is_never_counted_and_what_had_begun_is(her
     until(lambda: not recorded(rabbit), what="no start to be left")
 
 
+@pytest.mark.full
 def test_a_connection_that_breaks_makes_no_suspects(here: Shop, rabbit: Rabbit, proxy: Proxy) -> None:
     """The connection is cut three times during a task. The task begins again each time, and no attempt is counted against it."""
     worker = here.start(concurrency=4)
@@ -95,6 +96,7 @@ def test_a_connection_that_breaks_makes_no_suspects(here: Shop, rabbit: Rabbit, 
     assert len(recorded(rabbit)) == 1
 
 
+@pytest.mark.full
 def test_a_worker_that_is_told_to_stop_at_once_is_no_crash(here: Shop, rabbit: Rabbit) -> None:
     """SIGQUIT ends a suspect task while it runs: its recorded start is removed, and nothing is counted."""
     task_id = here.send("naps", 3600)

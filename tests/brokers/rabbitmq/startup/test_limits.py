@@ -40,6 +40,7 @@ def impatient_shop(impatient: Rabbit, folder: Path) -> Iterator[Shop]:
     shop.stop()
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_what_waits_for_its_time_outlasts_the_consumer_timeout(impatient_shop: Shop) -> None:
     """A countdown and a redelivery of twice that time wait in the broker, acknowledged: no channel is closed."""

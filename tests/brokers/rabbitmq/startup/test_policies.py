@@ -73,6 +73,7 @@ def test_a_worker_names_the_brokers_policies_that_end_messages(managed: tuple[Ra
     assert "does not match these" in lines["letters"]["why"]
 
 
+@pytest.mark.full
 def test_an_alternate_exchange_of_the_delay_store_is_named(managed: tuple[Rabbit, str]) -> None:
     """A delayed message whose queue is away would go there, and not wait; one for queues alone is no exchange's."""
     rabbit, url = managed

@@ -115,11 +115,13 @@ def test_a_delay_store_that_lacks_a_part_is_declared_again(rabbit: Rabbit) -> No
 
 @pytest.mark.parametrize(
     ("way", "why"),
-    [
-        ("max-queues", "queue limit in vhost"),
-        ("taken", "inequivalent arg 'type'"),
-        ("exclusive", "exclusive access to locked queue 'celery'"),
-    ],
+    first_quick(
+        [
+            ("max-queues", "queue limit in vhost"),
+            ("taken", "inequivalent arg 'type'"),
+            ("exclusive", "exclusive access to locked queue 'celery'"),
+        ]
+    ),
 )
 def test_a_worker_whose_delay_store_is_refused_ends_with_one_line(rabbit: Rabbit, folder: Path, way: str, why: str) -> None:
     """The broker allows too few queues, somebody has an exchange of one of the names, or the app's queue is exclusive."""
