@@ -17,7 +17,8 @@ from benchmarks.plots import write_plots
 from benchmarks.profiling import INSTALL, is_installed
 from benchmarks.results import Result, read_all
 from benchmarks.running import MeasurementError, Plan, measured, profile
-from benchmarks.sides import NAMES, ROOT
+from benchmarks.side import ROOT
+from benchmarks.sides import NAMES
 from benchmarks.table import fill, number
 
 __all__ = ["main"]

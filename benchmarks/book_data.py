@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
-from benchmarks.sides import ROOT
+from benchmarks.side import ROOT
 from redelivery.workers.reconciliation.schema import EVENTS, INVENTORY
 
 if TYPE_CHECKING:

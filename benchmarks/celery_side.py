@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.sides import Side
+from benchmarks.side import Side
 from redelivery.middleware.brokers.redis.keys import Keys
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.sides import ROOT
+from benchmarks.side import ROOT
 
 __all__ = ["measured", "taken_out"]
 

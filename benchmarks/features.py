@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.figures import less, more
 from benchmarks.producer import producer
-from benchmarks.sides import ROOT
+from benchmarks.side import ROOT
 from benchmarks.throughput import ordinary
 
 if TYPE_CHECKING:

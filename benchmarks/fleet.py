@@ -9,11 +9,11 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.figures import less, more
-from benchmarks.processor import Spent
 from benchmarks.sides import side
 
 if TYPE_CHECKING:
     from benchmarks.figures import Figure
+    from benchmarks.processor import Spent
 
 #: Seconds for the work that a worker does once after its start.
 SETTLING = 3.0
@@ -30,7 +30,7 @@ def fleet(name: str, *, workers: int, seconds: int, per_second: int) -> dict[str
         send = here.sender("noop")
 
         def spent_in(publish: bool) -> tuple[Spent, int, int, float, int]:
-            commands, requests, before, began, sent = *_asked(here.client), Spent.now(here, parent.pid), time.monotonic(), 0
+            commands, requests, before, began, sent = *_asked(here.client), here.spent(parent.pid), time.monotonic(), 0
             while (now := time.monotonic()) < began + seconds:
                 if publish:
                     while sent < (now - began) * per_second:
@@ -43,7 +43,7 @@ def fleet(name: str, *, workers: int, seconds: int, per_second: int) -> dict[str
                     msg = f"{here.waiting()} tasks are left over"
                     raise RuntimeError(msg)
                 time.sleep(0.05)
-            spent, now_asked = Spent.now(here, parent.pid).since(before), _asked(here.client)
+            spent, now_asked = here.spent(parent.pid).since(before), _asked(here.client)
             return spent, now_asked[0] - commands, now_asked[1] - requests, time.monotonic() - began, sent
 
         idle, idle_commands, idle_requests, idle_took, _ = spent_in(publish=False)

@@ -6,7 +6,6 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.figures import less
-from benchmarks.processor import Spent
 from benchmarks.sides import side
 
 if TYPE_CHECKING:
@@ -22,9 +21,9 @@ def idle(name: str, *, workers: int, seconds: int) -> dict[str, Figure]:
     """
     with side(name) as here, here.idle_workers(workers) as parent:
         time.sleep(3 + workers * 0.05)  # the work that a worker does once after its start is not measured
-        commands, before, began = _commands(here.client), Spent.now(here, parent.pid), time.monotonic()
+        commands, before, began = _commands(here.client), here.spent(parent.pid), time.monotonic()
         time.sleep(seconds)
-        spent, took = Spent.now(here, parent.pid).since(before), time.monotonic() - began
+        spent, took = here.spent(parent.pid).since(before), time.monotonic() - began
         commands = _commands(here.client) - commands
     return {
         "broker_processor": less(spent.broker / took * 1e3, "ms/s"),

@@ -15,7 +15,7 @@ import subprocess
 import sys
 from typing import Any
 
-from benchmarks.sides import ROOT
+from benchmarks.side import ROOT
 from benchmarks.throughput import failing, ordinary
 
 __all__ = ["measured"]

@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from redis import Redis
-
-    from benchmarks.sides import Side
 
 __all__ = ["Spent", "below", "broker_seconds", "children_of", "peak_bytes", "ran_ms", "resident_bytes", "used"]
 
@@ -22,11 +20,6 @@ class Spent:
     broker: float
     main: float
     children: float
-
-    @classmethod
-    def now(cls, here: Side, pid: int) -> Self:
-        """Read them. `pid` is the worker's main process."""
-        return cls(here.broker_seconds(), used(pid), sum(used(each, with_ended=True) for each in below(pid)))
 
     def since(self, before: Spent) -> Spent:
         """What was spent between two readings."""

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from benchmarks.figures import Figure
 from benchmarks.machine import load, machine, versions, wait_for_calm
 from benchmarks.results import Result
-from benchmarks.sides import LOOK, ROOT
+from benchmarks.side import LOOK, ROOT
 from benchmarks.turns import turns
 
 if TYPE_CHECKING:

@@ -6,11 +6,11 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.figures import less, more
-from benchmarks.processor import Spent
 from benchmarks.sides import side
 
 if TYPE_CHECKING:
     from benchmarks.figures import Figure
+    from benchmarks.processor import Spent
 
 __all__ = ["failing", "ordinary"]
 
@@ -48,9 +48,9 @@ def ordinary(
         for _ in range(tasks):
             send(*arguments)
         with here.worker(pool=pool) as worker:
-            left, began, before = here.waiting(), time.monotonic(), Spent.now(here, worker.pid)
+            left, began, before = here.waiting(), time.monotonic(), here.spent(worker.pid)
             seconds = here.wait_until_empty() - began
-            spent = Spent.now(here, worker.pid).since(before)
+            spent = here.spent(worker.pid).since(before)
         return {"tasks_per_second": more(left / seconds, "tasks/s"), **_costs(spent, left, "task", has_children=pool == "prefork")}
 
 
@@ -61,9 +61,9 @@ def failing(name: str, *, tasks: int, **broker: Any) -> dict[str, Figure]:
         for _ in range(tasks):
             send()
         with here.worker() as worker:
-            began, before = time.monotonic(), Spent.now(here, worker.pid)
+            began, before = time.monotonic(), here.spent(worker.pid)
             seconds = here.wait_until_empty() - began
-            spent = Spent.now(here, worker.pid).since(before)
+            spent = here.spent(worker.pid).since(before)
         attempts = tasks * ATTEMPTS
         return {
             "attempts_per_second": more(attempts / seconds, "attempts/s"),

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from benchmarks.figures import Figure
-    from benchmarks.sides import Side
+    from benchmarks.side import Side
     from tests.support.page.web_page import Visitor
 
 __all__ = ["page", "page_on_rabbitmq"]

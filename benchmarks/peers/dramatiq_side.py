@@ -6,7 +6,7 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.sides import Side
+from benchmarks.side import Side
 
 if TYPE_CHECKING:
     from collections.abc import Callable

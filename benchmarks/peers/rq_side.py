@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rq import Queue, Retry
 
 from benchmarks.peers import rq_tasks
-from benchmarks.sides import Side
+from benchmarks.side import Side
 
 if TYPE_CHECKING:
     from collections.abc import Callable

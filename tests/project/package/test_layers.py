@@ -63,15 +63,16 @@ WRONG = [
     ("workers/reconciliation/steps.py", "from redelivery.settings import names", "The books read files"),
     ("middleware/policy/backoff.py", "from . import decision", "No circles"),
     ("settings/names.py", "from . import policy", "No circles"),
+    ("benchmarks/processor.py", "from benchmarks import side", "No circles"),
 ]
 
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the product."""
+    """A copy of the product and of the benchmarks."""
     copy = tmp_path_factory.mktemp("tree")
     shutil.copy(ROOT / "pyproject.toml", copy)
-    for name in (*ROOMS, "redelivery"):
+    for name in (*ROOMS, "redelivery", "benchmarks"):
         shutil.copytree(ROOT / name, copy / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     return copy
 
