@@ -15,7 +15,7 @@ Kind = Literal["redis", "amqp", "generic"]
 
 
 def kind_of(app: Celery) -> Kind:
-    """The kind of this app's broker, read from its address only. Raises `KeyError` for a transport that kombu does not know."""
+    """The kind of this app's broker, from its address. Raises `KeyError` for a transport that kombu does not know."""
     driver = getattr(app.connection_for_write().transport, "driver_type", "")
     if driver == "redis":
         return "redis"
@@ -28,7 +28,7 @@ def transport_of(app: Celery) -> Transport:
 
     check_broker_url(app)
     own: Callable[[Celery], Transport] | None = getattr(app.connection_for_write().get_transport_cls(), "transitions_of", None)
-    if own is not None:  # a kombu transport that brings its own transitions
+    if own is not None:  # a kombu transport with its own transitions
         return own(app)
     kind = kind_of(app)
     if kind == "redis":

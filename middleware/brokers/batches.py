@@ -1,13 +1,14 @@
-"""Publishing in batches: the messages of a group, and those published in a `publishing()` block, go to the broker together.
+"""Publishing in batches: the messages of a group, or of a `publishing()` block, go to the broker together.
 
-Celery's canvas publishes a group, chunks and a chord's header through one producer, which it asks the app for
-(`producer_or_acquire`). The app gives it one that collects, and publishes at the end of the group, when a batch is full, or when
-another message comes and the oldest has waited for `MAX_WAIT`. A block does so for all messages that its code publishes through the
-app, in its own thread. The broker's transport sets the size of a batch (`publishes_together`).
+Celery's canvas publishes a group, chunks and a chord's header through one producer, which it gets from the app
+(`producer_or_acquire`). Here it gets a producer that collects messages. This producer publishes at the end of the group, when a
+batch is full, or when a message comes and the oldest has waited for `MAX_WAIT`. A `publishing()` block does the same for all
+messages that its code publishes through the app in the block's thread. The broker's transport sets the size of a batch
+(`publishes_together`).
 
-Each message is serialized when it is collected, and Celery's two signals are sent then. A batch is tried again by the policy of its
-messages (`retry`, `retry_policy`); messages with another policy go in another batch. If a process dies, the messages that it has
-collected are neither published nor recorded.
+Each message is serialized when it is collected; Celery's two signals are sent then. A batch is retried by the policy of its
+messages (`retry`, `retry_policy`); messages with another policy go in another batch. If the process dies, collected messages are
+neither published nor recorded.
 """
 
 from __future__ import annotations
@@ -36,15 +37,15 @@ if TYPE_CHECKING:
     from celery import Celery
     from kombu import Connection
 
-#: The limits of a batch: the number of messages in a block; the bytes, except that a batch of one message may have more; and the
-#: age in seconds of the oldest message at which the next message sends the batch.
+#: The limits of a batch: messages in a block; bytes (a single message may have more); and the age of the oldest message, in
+#: seconds, at which the next message sends the batch.
 MAX_MESSAGES, MAX_BYTES, MAX_WAIT = 500, 1024 * 1024, 1.0
-#: How many ids of unpublished tasks a line of the log names, and how many a block keeps.
+#: The most ids of unpublished tasks in a log line, and the most that a block keeps.
 MAX_NAMED, MAX_KEPT = 20, 10_000
 
 
 def install_batches(app: Celery) -> None:
-    """Have this app's groups, and its `publishing()` blocks, publish in batches."""
+    """Make this app's groups and `publishing()` blocks publish in batches."""
     acquire = app.producer_or_acquire
 
     @functools.wraps(acquire)
@@ -57,9 +58,9 @@ def install_batches(app: Celery) -> None:
             return nullcontext(producer)
         if _is_group(sys._getframe(1)):  # noqa: SLF001 - only the frame shows it
             connection = _template(app) if producer is None else producer.connection
-            most = _batch_of(app, connection)
-            if most:
-                return _Together(Collecting(functools.partial(acquire, producer), most, most, ahead=True), connection)
+            size = _batch_size(app, connection)
+            if size:
+                return _Together(Collecting(functools.partial(acquire, producer), size, size, ahead=True), connection)
         return acquire(producer)
 
     producer_or_acquire.unbatched = acquire  # type: ignore[attr-defined]
@@ -67,14 +68,14 @@ def install_batches(app: Celery) -> None:
 
 
 def _is_group(frame: FrameType) -> bool:
-    """Whether Celery's canvas asks for the producer, for all messages of a group."""
+    """Whether the caller is Celery's canvas, which publishes all messages of a group."""
     return frame.f_code.co_name == "_apply_tasks" and frame.f_globals.get("__name__") == "celery.canvas"
 
 
-def _batch_of(app: Celery, connection: Any) -> int:
-    """How many messages are a batch; 0 if batches are switched off, or this connection's channels do not publish them.
+def _batch_size(app: Celery, connection: Any) -> int:
+    """The messages of a full batch; 0 if batches are switched off, or this connection's channels do not publish them.
 
-    A worker's callbacks are not batched: Celery publishes them with a policy of its own, one by one.
+    A worker's callbacks are not batched: Celery publishes them one by one, with its own policy.
     """
     if not app.redelivery.settings.fast_publish or _publishes_callbacks.get():
         return 0
@@ -87,74 +88,74 @@ _publishes_callbacks: ContextVar[bool] = getattr(
 
 
 class Collecting:
-    """The messages that have been collected, for one thread.
+    """The collected messages of one thread.
 
-    `acquire` returns the producer that publishes them. They are published when there are `most`, in batches of `batch` messages.
-    With `ahead`, they are only sent then, and the broker's answer is awaited when the next ones are sent, or at the end.
+    `acquire` returns the producer that publishes them. They are published in batches of `batch` messages, as soon as there are
+    `limit` of them. With `ahead`, `add` sends a batch without waiting for the broker's answer: the next batch, or the end, waits.
     """
 
     def __init__(
-        self, acquire: Callable[[], AbstractContextManager[Producer]], most: int, batch: int, *, ahead: bool = False
+        self, acquire: Callable[[], AbstractContextManager[Producer]], limit: int, batch: int, *, ahead: bool = False
     ) -> None:
-        self._acquire, self._most, self._batch, self._ahead = acquire, most, max(batch, 1), ahead
-        #: The batch that is sent and not answered, with the policy of its messages.
+        self._acquire, self._limit, self._batch, self._ahead = acquire, limit, max(batch, 1), ahead
+        #: The batch that was sent and has no answer yet, with the policy of its messages.
         self._sent: tuple[Batch, dict[str, Any] | None] | None = None
-        self._line: list[Publication] = []
+        self._collected: list[Publication] = []
         self._bytes, self._since = 0, 0.0
         self._policy: dict[str, Any] | None = None
         self._held = ExitStack()
         self._producer: Producer | None = None
-        #: Whether a batch is on its way. What a signal's handler publishes meanwhile must not use the same channel.
+        #: Whether a batch is being published. A signal handler that publishes meanwhile must not use the same channel.
         self.is_busy = False
         #: The ids of the last tasks that are not known to be published.
         self.not_published: deque[str] = deque(maxlen=MAX_KEPT)
 
     def add(self, publication: Publication, policy: dict[str, Any] | None) -> None:
-        """Collect one more; `policy` says how it is tried again, None that it is not tried again. Raises what `flush` raises."""
-        if self._line and (policy != self._policy or self._bytes + publication.size > MAX_BYTES or publication.is_alone):
+        """Collect a message. `policy` is its retry policy; None: it is not retried. Raises what `flush` raises."""
+        if self._collected and (policy != self._policy or self._bytes + publication.size > MAX_BYTES or publication.is_alone):
             self.flush(publication, ahead=self._ahead)
         now = time.monotonic()
-        if not self._line:
+        if not self._collected:
             self._since, self._policy = now, policy
-        self._line.append(publication)
+        self._collected.append(publication)
         self._bytes += publication.size
-        if len(self._line) >= self._most or self._bytes >= MAX_BYTES or now - self._since >= MAX_WAIT or publication.is_alone:
+        is_full = len(self._collected) >= self._limit or self._bytes >= MAX_BYTES
+        if is_full or now - self._since >= MAX_WAIT or publication.is_alone:
             self.flush(ahead=self._ahead)
 
     def producer(self) -> Producer:
-        """A real producer, for callers that need its channel. It is held until `let_go`."""
+        """A real producer, with a channel. It is held until `let_go`."""
         if self._producer is None:
             self._producer = self._held.enter_context(self._acquire())
         return self._producer
 
-    def flush(self, *behind: Publication, ahead: bool = False) -> None:
+    def flush(self, *following: Publication, ahead: bool = False) -> None:
         """Publish the collected messages. Raises what publishing raises; unpublished messages are then dropped, and logged.
 
-        `behind` is a message that is not collected yet. It is not published here, but if this fails, its call fails too. With
-        `ahead`, the last batch is sent, and its answer is not awaited.
+        `following` is a message that is not collected yet. It is not published here; if this fails, it counts as unpublished, too.
+        With `ahead`, the answer to the last batch is not awaited.
         """
-        line, self._line, self._bytes = self._line, [], 0
+        collected, self._collected, self._bytes = self._collected, [], 0
         try:
             self.is_busy = True
-            for at in range(0, len(line), self._batch):
-                self._settle()
-                batch = Batch(line[at : at + self._batch])
+            for at in range(0, len(collected), self._batch):
+                self._await_sent()
+                batch = Batch(collected[at : at + self._batch])
                 _publish(self.producer(), batch, self._policy, ahead=True)
                 self._sent = batch, self._policy
             if not ahead:
-                self._settle()
+                self._await_sent()
         except BaseException as exc:
             sent, self._sent = self._sent, None
             before = [] if sent is None else sent[0].publications
-            self._name(list(dict.fromkeys([*before, *line, *behind])), exc)
+            self._report(list(dict.fromkeys([*before, *collected, *following])), exc)
             self.let_go(exc)
             raise
         finally:
             self.is_busy = False
         self.let_go(None)
 
-    def _settle(self) -> None:
-        """Wait until the batch that was sent is published."""
+    def _await_sent(self) -> None:
         if self._sent is not None:
             batch, policy = self._sent
             if batch.left:
@@ -162,16 +163,15 @@ class Collecting:
             self._sent = None
 
     def let_go(self, exc: BaseException | None) -> None:
-        """Give the producer back, if it is held; a connection on which there was an error is replaced."""
+        """Give the producer back, if it is held. After an error its connection is replaced."""
         if self._producer is not None:
             self._producer = None
             self._held.__exit__(type(exc) if exc is not None else None, exc, exc.__traceback__ if exc is not None else None)
 
     def end(self, exc: BaseException | None) -> None:
-        """Publish what was collected: the code that published has ended, with this exception or without.
+        """Publish the collected messages at the end of the group or block; `exc` is the exception that ended it, if any.
 
-        If publishing fails, its exception replaces `exc`, unless `exc` must reach its own handler (an interrupt, a cancelled
-        coroutine).
+        If publishing fails, its exception replaces `exc`, unless `exc` is an interrupt or a cancellation.
         """
         try:
             self.flush()
@@ -179,20 +179,20 @@ class Collecting:
             if exc is None or isinstance(exc, Exception):
                 raise
 
-    def _name(self, line: list[Publication], exc: BaseException) -> None:
-        left = [each.task_id for each in line if not each.is_published]
+    def _report(self, publications: list[Publication], exc: BaseException) -> None:
+        left = [each.task_id for each in publications if not each.is_published]
         if not left:
             return
         self.not_published.extend(left)
-        count, named = len(line), left[:MAX_NAMED]
+        count, named = len(publications), left[:MAX_NAMED]
         exc.add_note(f"{len(left)} of {count} messages that went together are not known to be published: {', '.join(named)}")
         log.error("publish.failed", messages=count, not_published=len(left), task_ids=named, error=f"{type(exc).__name__}: {exc}")
 
 
 def _publish(producer: Producer, batch: Batch, policy: dict[str, Any] | None, *, ahead: bool = False) -> None:
-    """Publish a batch, with retries as its policy says; messages that are known to be published are not sent again.
+    """Publish a batch, with the retries of its policy. A retry leaves out messages that are known to be published.
 
-    With `ahead`, it is only sent, if the channel can do that: a second call waits until it is published.
+    With `ahead`, the batch is only sent, if the channel can do that: a second call then waits until it is published.
     """
     connection: Any = producer.connection
 
@@ -212,7 +212,7 @@ def _publish(producer: Producer, batch: Batch, policy: dict[str, Any] | None, *,
 
 
 class BatchProducer(Producer):
-    """A producer of kombu's that collects tasks; other messages it publishes at once."""
+    """A kombu producer that collects tasks, and publishes other messages at once."""
 
     def __init__(self, collecting: Collecting, connection: Connection) -> None:
         super().__init__(None, auto_declare=False)
@@ -222,7 +222,7 @@ class BatchProducer(Producer):
 
     @property
     def connection(self) -> Connection:
-        """The app's connection, which may be closed: kombu reads its classes of errors."""
+        """The app's connection. It may be closed: kombu only reads its error classes."""
         return self._template
 
     def _get_channel(self) -> Any:
@@ -231,7 +231,6 @@ class BatchProducer(Producer):
     channel = property(_get_channel, Producer._set_channel)  # noqa: SLF001 - as kombu's
 
     def publish(self, body: Any, *args: Any, **options: Any) -> Any:
-        """As kombu's; a task is collected."""
         headers = options.get("headers") or {}
         if not isinstance(headers.get("id"), str) or "task" not in headers:
             return self.collecting.producer().publish(body, *args, **options)
@@ -261,7 +260,7 @@ class BatchProducer(Producer):
 
 
 class _Together:
-    """The context manager that a group gets instead of a producer."""
+    """The context manager that gives a group its producer."""
 
     def __init__(self, collecting: Collecting, connection: Connection) -> None:
         self._collecting, self._producer = collecting, BatchProducer(collecting, connection)
@@ -274,7 +273,7 @@ class _Together:
 
 
 class _Lent:
-    """The context manager that a call in a block gets: the block's producer, which holds a connection only during the call."""
+    """The context manager that gives a call in a block its producer, which holds a connection only during the call."""
 
     def __init__(self, producer: BatchProducer) -> None:
         self._producer = producer
@@ -287,21 +286,21 @@ class _Lent:
 
 
 def _template(app: Celery) -> Connection:
-    """The connection that the app's pool of producers copies; it is not open."""
+    """The connection that the app's producer pool copies; it is not open."""
     connection: Connection = app.producer_pool.connections.connection
     return connection
 
 
 class PublishingBlock:
-    """What `app.redelivery.publishing()` returns: the messages that its code publishes by this app go to the broker in batches.
+    """The block of `app.redelivery.publishing()`: messages that its code publishes with this app go to the broker in batches.
 
     A batch is sent at the end of the block, at 500 messages, at a mebibyte, when a message comes a second after the oldest, or by
     `flush()`. The call that fills a batch raises what publishing raises; so does the end of the block. `not_published` then has the
     ids of the tasks that were not published.
 
-    The block belongs to its thread or coroutine; coroutines that begin in it belong to it while it is open. Messages of other
-    threads and of forked children are published at once; a child does not publish the messages that its parent has collected. An
-    inner block publishes at its own end, together with all messages that the outer block has collected until then.
+    The block belongs to its thread or coroutine, and to coroutines that begin in it, while it is open. Other threads and forked
+    children publish at once; a child does not publish messages that its parent has collected. At its end, an inner block publishes
+    everything that it and the outer block have collected.
     """
 
     def __init__(self, app: Celery) -> None:
@@ -322,7 +321,7 @@ class PublishingBlock:
             self._collecting, self._producer = outer._collecting, outer._producer  # noqa: SLF001 - one of its kind
         else:
             acquire: Any = self._app.producer_or_acquire
-            batch = _batch_of(self._app, connection)
+            batch = _batch_size(self._app, connection)
             self._collecting = Collecting(getattr(acquire, "unbatched", acquire), MAX_MESSAGES, batch)
             self._producer = BatchProducer(self._collecting, connection) if batch else None
         self._is_open = True
@@ -337,7 +336,7 @@ class PublishingBlock:
             self._collecting.end(exc)
 
     def flush(self) -> None:
-        """Publish now what was collected. Raises what publishing raises, and `RuntimeError` in another thread."""
+        """Publish the collected messages now. Raises what publishing raises, and `RuntimeError` in another thread."""
         if os.getpid() != self._pid:
             return
         if threading.get_ident() != self._thread:
@@ -347,25 +346,25 @@ class PublishingBlock:
 
     @property
     def not_published(self) -> tuple[str, ...]:
-        """The ids of the tasks that were not published because publishing failed; the last ten thousand of them."""
+        """The ids of the last ten thousand tasks that could not be published."""
         return tuple(self._collecting.not_published)
 
     @property
     def producer(self) -> BatchProducer:
-        """The producer that collects. Raises `LookupError` if each message is published at once."""
+        """The collecting producer. Raises `LookupError` if each message is published at once."""
         if self._producer is None:
             msg = "this block collects nothing"
             raise LookupError(msg)
         return self._producer
 
     def collects_for(self, app: Celery) -> bool:
-        """Whether this block collects a message that this app publishes here and now."""
+        """Whether this block collects messages that this app publishes now, in this thread."""
         is_here = self._is_open and self._pid == os.getpid() and self._thread == threading.get_ident()
         return is_here and self._app is app and self._producer is not None and not self._collecting.is_busy
 
     @property
     def outer(self) -> PublishingBlock | None:
-        """The block around this one, of any app."""
+        """The enclosing block, of any app."""
         return self._outer
 
 
@@ -373,7 +372,7 @@ _BLOCK: ContextVar[PublishingBlock | None] = ContextVar("redelivery_publishing",
 
 
 def _block_of(app: Celery) -> PublishingBlock | None:
-    """The innermost block that collects a message that this app publishes here and now."""
+    """The innermost block that collects messages that this app publishes now, in this thread."""
     block = _BLOCK.get()
     while block is not None and not block.collects_for(app):
         block = block.outer

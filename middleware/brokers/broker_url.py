@@ -1,6 +1,6 @@
-"""Checks the broker's address without a connection: an error in it is reported in one line, where Celery ends with a traceback.
+"""Checks the broker's address without a connection, and reports an error in one line; Celery would end with a traceback.
 
-The report is fixed text: if the password was not encoded, any part of the address may be a piece of it.
+The report never quotes the address: if the password is not encoded, any part of the address may be a part of the password.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
     from celery import Celery
     from kombu import Connection
 
-#: kombu's own parser of the address's last part; it does not use its channel. If a kombu lacks it, kombu itself reports the error.
+#: kombu's parser of the address's last part; it does not use the channel. In a kombu without it, kombu itself reports the error.
 READ_DATABASE: Any = getattr(Channel, "_prepare_virtual_host", None)
 LOOKS_LIKE = "broker_url looks like redis://host:6379/0, rediss://… or redis+socket:///path"
 ENCODE = "write the characters / ? # @ of a password as %2F %3F %23 %40"
 CUT_SHORT = "there is an @ after its host"
 DATABASE_OF_A_SOCKET = "kombu does not read ?db= behind a socket's path, and takes database 0: write ?virtual_host=5"
-#: Addresses that have one host; others name files, databases or accounts.
+#: The schemes of addresses that name a host; other addresses name files, databases or accounts.
 _OF_A_HOST = re.compile(r"(py)?amqps?|(redis|rediss|valkey|valkeys|sentinel)")
 
 
 def check_broker_url(app: Celery) -> None:
-    """Check the addresses that the app connects to. Raises `ConfigurationError`, which repeats only their scheme."""
-    if any("://" not in each and {*"@/:?#"} & {*each} for each in _addresses(app)):  # kombu would read all of it as a host
+    """Check the addresses that the app connects to. Raises `ConfigurationError`, which quotes only their scheme."""
+    if any("://" not in each and {*"@/:?#"} & {*each} for each in _addresses(app)):  # kombu would take the whole text as a host
         why = "it does not begin with a scheme such as redis://"
         raise _refused(why)
     is_cut_short = any(map(_is_cut_short, _addresses(app)))
@@ -49,14 +49,14 @@ def check_broker_url(app: Celery) -> None:
                 said = "its last part must be the number of a database"
                 READ_DATABASE(None, _database_of(made))
         except KeyError as exc:
-            is_transport = "No such transport" in str(exc)  # kombu also looks a value such as that of ssl_cert_reqs up
+            is_transport = "No such transport" in str(exc)  # otherwise the value of an option, such as ssl_cert_reqs
             why = f"No such transport: {_scheme(app)}" if is_transport else "kombu does not know a value in the part after its ?"
-            raise _refused(why) from None  # the cause repeats a part of the address
+            raise _refused(why) from None  # here and below: the cause quotes a part of the address
         except ValueError:
-            raise _refused(said or "its port must be a number") from None  # as above
+            raise _refused(said or "its port must be a number") from None
         except TypeError:
             why = CUT_SHORT if is_cut_short else "the part after its ? is not an option of kombu"
-            raise _refused(why) from None  # as above
+            raise _refused(why) from None
         except ImportError as exc:
             msg = f"broker_url cannot be used: {exc}; install what kombu needs to speak to such a broker"
             raise ConfigurationError(msg) from exc
@@ -65,7 +65,7 @@ def check_broker_url(app: Celery) -> None:
 
 
 def _database_of(made: Connection) -> str | None:
-    """The database that a connection to Redis names. Raises `ConfigurationError` where kombu would take another one."""
+    """The database that a connection to Redis names. Raises `ConfigurationError` if kombu would use another database."""
     path = urlsplit(str(made.hostname or ""))
     if not path.scheme:
         return str(made.virtual_host)
@@ -76,7 +76,7 @@ def _database_of(made: Connection) -> str | None:
 
 
 def unanswered(address: str, exc: BaseException) -> BrokerUnavailable:
-    """The error if nothing answers at this address, which kombu has written without its password; or only with a refusal."""
+    """The error if the broker at this address does not answer, or refuses the connection. `address` must have no password."""
     if isinstance(exc.__cause__, REFUSED):
         repair = "; make room on its disk, then `redis-cli bgsave`" if "MISCONF" in str(exc) else ""
         return BrokerUnavailable(f"broker {address} refused the connection: {exc}{repair}")
@@ -101,14 +101,14 @@ def _scheme(app: Celery) -> str:
 
 
 def _is_cut_short(address: str) -> bool:
-    """Whether the password is not encoded, so that a part of it would be read as the host."""
+    """Whether the password is not encoded, so that kombu would read a part of it as the host."""
     parts = urlsplit(address)
     behind = f"{parts.path}?{parts.query}#{parts.fragment}"
     return _OF_A_HOST.fullmatch(parts.scheme) is not None and "@" in behind
 
 
 def check_before_start(app: Celery) -> None:
-    """From here on, a worker of this app whose broker address is wrong ends with a one-line error."""
+    """From now on, a worker of this app with a wrong broker address ends with a one-line error."""
 
     def check(instance: Any = None, **_: Any) -> None:
         if getattr(instance, "app", None) is not app:

@@ -1,7 +1,7 @@
 """The connections of an app with `Redelivery`: kombu's, with our transport for Redis, RabbitMQ and the filesystem.
 
-They are a subclass, not a setting, because kombu forgets a transport when it copies a connection for a pool, or fails over to
-another address. Connections of other apps in the process are not changed, and never share a pool with ours.
+They are a subclass, because kombu forgets a transport setting when it copies a connection for a pool, or fails over to another
+address. Connections of other apps in the process are not changed, and never share a pool with ours.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ OURS = {
 
 
 def install_connections(app: Celery) -> None:
-    """From here on, the connections that this app makes use our transport."""
+    """From now on, the connections that this app makes use our transport."""
     connect = app._connection  # noqa: SLF001 - all its connections are made there
 
     @functools.wraps(connect)
@@ -49,7 +49,7 @@ def install_connections(app: Celery) -> None:
 
 
 class _Knowing:
-    """Mixin for a class of connections: its connections, and the pools that they make, have our transport and our settings."""
+    """Mixin for a connection class: gives the connections, and the pools that they make, our transport and our settings."""
 
     redelivery: Runtime | None = None
 

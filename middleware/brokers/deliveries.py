@@ -1,7 +1,7 @@
-"""The messages that a worker holds on a broker without leases: its deliveries, each held by the channel that brought it.
+"""The messages that a worker holds on a broker without leases: its deliveries.
 
-A tag begins with the token of the connection that brought its message. When the consumer has connected again, the worker can no
-longer end the messages of earlier tags. The clock is this machine's: such brokers do not report their time.
+A tag begins with the token of the connection that delivered its message. When the consumer has connected again, the worker can no
+longer end messages with the earlier token. The clock is this machine's, because these brokers do not report their time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class WithoutLeases:
-    """The common part of transports without leases: their broker itself gives back what a dead worker held."""
+    """The common part of transports without leases. The broker itself delivers a dead worker's messages again."""
 
     fast_path: None = None
     registry: None = None
@@ -27,12 +27,11 @@ class WithoutLeases:
         return isinstance(exc, OSError)
 
     def is_driver_error(self, exc: BaseException) -> bool:
-        """Whether the connection broke."""
         return isinstance(exc, ConnectionError)
 
 
 class Delivered(Held):
-    """A message that is held here. Its envelope is made when it is first needed, because few messages are moved."""
+    """A held message. Its envelope is made when it is first needed, because few messages are moved."""
 
     __slots__ = ("_read",)
 
@@ -40,7 +39,6 @@ class Delivered(Held):
 
     @property
     def raw(self) -> bytes:
-        """Its envelope's bytes."""
         if not isinstance(self._read, bytes):
             self._read = self._read()
         return self._read
@@ -62,15 +60,13 @@ class Claim:
         self.token = ""
 
     def holds(self, tag: str) -> bool:
-        """Whether this tag was made for the channel that the consumer has now."""
+        """Whether this tag belongs to the consumer's current connection."""
         return not tag or tag.startswith(self.token)
 
     def now_ms(self) -> int:
-        """This machine's time."""
         return time.time_ns() // 1_000_000
 
     def drop(self, tag: str) -> None:
-        """The message's move was sent or answered: the message is no longer held."""
         held = self.held.pop(tag, None)
         if held is not None:
             held.leave()

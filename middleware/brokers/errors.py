@@ -7,9 +7,9 @@ from typing import Final
 from amqp.exceptions import AMQPError
 from redis.exceptions import RedisError, ResponseError
 
-#: Redis refuses, or does not answer.
+#: Redis refuses a command, or does not answer.
 REDIS_ERRORS: Final = (RedisError, OSError)
 #: Redis refuses this one command.
 REFUSED: Final = (ResponseError,)
-#: Any broker refuses, or does not answer.
+#: A broker of any kind refuses a command, or does not answer.
 BROKER_ERRORS: Final = (RedisError, AMQPError, ConnectionError, TimeoutError)

@@ -1,4 +1,4 @@
-"""Redis and Valkey for a worker: the transitions, receiving, holding messages, and the pipeline of answers."""
+"""Redis and Valkey for a worker: transitions, receiving, held messages, and the pipeline."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
     from ...ports import Deliveries, FastPath, Held, Pipeline, Registry
 
-#: The address of a Celery result backend on one Redis or Valkey begins with one of these.
+#: The beginnings of a Celery result backend's address on a single Redis or Valkey.
 REDIS_ADDRESSES = ("redis://", "rediss://", "socket://", "redis+socket://")
-#: The consequence if the broker refuses to store a result.
+#: What follows if the broker refuses to store a result.
 APART = "each result is stored by its task's process before the message is acknowledged, as Celery does it"
 NO_EVICTION = "noeviction"
-#: The consequence of any other policy on a server with a limit.
+#: What follows from any other policy on a server with a memory limit.
 EVICTS = "a full server deletes messages without a record: set maxmemory-policy noeviction"
 
 
@@ -58,7 +58,6 @@ class RedisBroker(RedisTransport):
     def receive(
         self, consumer: Consumer, owner: Deliveries, limit: Callable[[], int], on_garbage: Callable[[Held, Exception], None]
     ) -> bool:
-        """Receive by a script, if this channel can, and this version of kombu is known."""
         channel, pool = consumer.task_consumer.channel, consumer.pool
         if not (isinstance(channel, Receiving) and isinstance(owner, Owner) and is_known("kombu")):
             return False
@@ -67,22 +66,22 @@ class RedisBroker(RedisTransport):
         return True
 
     def pipeline(self, hub: Any, wait_for: Callable[..., None]) -> Pipeline | None:
-        """A pipeline on a connection of its own; None with `wait_replicas`, where each call waits, and with an unknown redis-py."""
+        """A pipeline on its own connection; None with an unknown redis-py, or with `wait_replicas`: then each call waits."""
         if getattr(self.client, "replicas", None) is not None or not is_known("redis"):
             return None
         return UnderWay(self, hub, wait_for)
 
     def stores_results(self, app: Celery) -> bool:
-        """Whether the app's result backend is Celery's own for Redis, on this server, and this user may write its keys."""
+        """Whether the result backend is Celery's own for Redis, on this server, and this user may write its keys."""
         address = app.conf.result_backend
         if not (isinstance(address, str) and address.startswith(REDIS_ADDRESSES)):
             return False
-        from celery.backends.redis import RedisBackend  # noqa: PLC0415 - only an app that has this backend imports it
+        from celery.backends.redis import RedisBackend  # noqa: PLC0415 - only apps with this backend import it
 
         backend, ours = app.backend, self.client.connection_pool.connection_kwargs
         if type(backend) is not RedisBackend or backend.serializer != "json" or (backend.expires or 0) < 0:
             return False
-        if getattr(backend, "compression", None):  # the script could not read whether a success is stored already
+        if getattr(backend, "compression", None):  # the script cannot read a compressed result
             return False
         if any(backend.connparams.get(name) != ours.get(name) for name in ("host", "port", "path")):
             return False
@@ -102,7 +101,7 @@ class RedisBroker(RedisTransport):
         return bool(self.client.exists(self.keys.list(name), self.keys.bindings(name)))
 
     def objection_to(self, queue: str) -> str | None:
-        """Why this name cannot be a queue's: kombu uses the key, as its options say, or it has another type; None if it can."""
+        """Why a queue cannot have this name: kombu uses the key for itself, or the key has another type. None if it can."""
         if queue in {self.keys.unacked_name, self.keys.unacked_index_name, self.keys.unacked_mutex_name}:
             return "is a name that kombu uses itself"
         held = text_of(self.client.type(self.keys.list(queue)))
@@ -113,7 +112,7 @@ class RedisBroker(RedisTransport):
         return None if used is None else text_of(used)
 
     def warn(self, queues: Sequence[str], letters: Iterable[str], management_url: str | None) -> None:  # noqa: ARG002 - the port's
-        """Log a warning if the server may delete messages: the only deaths on Redis that are not recorded."""
+        """Log a warning if a full server deletes messages: these are the only deaths on Redis without a record."""
         eviction = eviction_of(self.client.info("memory"))
         if eviction is not None:
             policy, maxmemory = eviction
@@ -121,7 +120,7 @@ class RedisBroker(RedisTransport):
 
 
 def _processes(pool: Any) -> int:
-    """How many tasks this pool of Celery's runs at once; 0 after its stop, when Celery's prefork pool cannot tell."""
+    """How many tasks a Celery pool runs at once; 0 if a stopped prefork pool cannot tell."""
     try:
         return int(pool.num_processes)
     except AttributeError:
@@ -129,6 +128,6 @@ def _processes(pool: Any) -> int:
 
 
 def eviction_of(memory: Any) -> tuple[str, int] | None:
-    """The policy by which a full server deletes messages, and its `maxmemory`, from `INFO memory`; None if it deletes none."""
+    """A server's eviction policy and `maxmemory`, from `INFO memory`; None if a full server deletes nothing."""
     policy, maxmemory = str(memory.get("maxmemory_policy", NO_EVICTION)), int(memory.get("maxmemory") or 0)
     return (policy, maxmemory) if maxmemory and policy != NO_EVICTION else None

@@ -1,12 +1,12 @@
-"""Transitions that are under way: they were sent to the broker, and their answers are read later.
+"""The pipeline: sends transitions to the broker, and reads their answers later.
 
-In a worker whose pool has processes, the main process sends a transition, and goes on with the next task; its event loop reads the
-answers, in the order of the transitions. A message stays held until its own answer has come. If a transition cannot be sent, is
-interrupted by a signal's handler, is answered by an error, or gets no answer, it goes to the outbox as if it had not been sent: the
-scripts recognise a repeated call.
+In a worker with a process pool, the main process sends a transition and goes on with the next task. Its event loop reads the
+answers, in the order of the transitions. A message stays held until its answer has come. If a transition cannot be sent, is
+interrupted by a signal handler, gets an error or no answer, it goes to the outbox as if it had not been sent: the scripts recognise
+a repeated call.
 
-Limits: only the event loop's own thread sends, while the loop runs. Every other thread waits for its answers, as all threads do
-with `wait_replicas`. A worker that runs tasks in its main process waits, too: it would see an error only after the next task.
+Limits: only the event loop's thread sends, while the loop runs. Other threads wait for each answer, and with `wait_replicas` all
+threads do. A worker that runs tasks in its main process waits, too: otherwise it would see an error only after the next task.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Asked:
 
 
 class UnderWay:
-    """The transitions under way, on a connection of their own; `wait_for` carries one out as `Outbox.carry_out` does."""
+    """The transitions that have no answer yet, on their own connection. `wait_for` is `Outbox.carry_out`."""
 
     def __init__(self, transport: RedisTransport, hub: Any, wait_for: Callable[..., None]) -> None:
         self._transport, self._hub, self._wait_for = transport, hub, wait_for
@@ -59,8 +59,8 @@ class UnderWay:
         self._next: Asked | None = None
         self._connection: Any = None
         self._file = -1
-        #: A command is being sent, or an answer read. If the next call finds this set, that was interrupted: the order of answers
-        #: on the connection is lost.
+        #: A command is being sent, or an answer read. A call that finds this set has interrupted that, so that the order of answers
+        #: on the connection is unknown.
         self._is_busy = False
         self._is_watched = False
         self._place = _here()
@@ -69,15 +69,14 @@ class UnderWay:
         return len(self._asked)
 
     def tags(self) -> set[str]:
-        """The tags of the messages whose transitions are under way. Any thread may call it."""
         return {each.tag for each in list(self._asked)}
 
     def is_here(self) -> bool:
-        """Whether this is the event loop's own thread."""
+        """Whether this is the event loop's thread."""
         return self._place == _here()
 
     def begin(self, tag: str, transition: Transition, then: Then) -> None:
-        self._check_step()
+        self._check_interrupted()
         asked = self._next = Asked(tag, transition, then, time.monotonic())
         self._is_busy = True
         try:
@@ -85,16 +84,16 @@ class UnderWay:
         except Exception as exc:  # noqa: BLE001 - the outbox handles any error
             if self._asked and self._asked[-1] is asked:
                 self._give_up(exc)
-            else:  # no part of it was sent
+            else:  # nothing was sent
                 self._repeat(asked)
         self._is_busy = False
 
     def settle(self) -> None:
-        """Wait for every answer, and give the connection back: the event loop reads no more answers."""
-        self._check_step()
+        """Wait for every answer, and give the connection back."""
+        self._check_interrupted()
         while self._asked:
             self._read()
-        self._part()
+        self._disconnect()
 
     def _send(self, script: Script, keys: list[str], args: list[Any]) -> None:
         command = packed(script.sha, keys, args)
@@ -102,7 +101,7 @@ class UnderWay:
             self._connect()
         assert self._next is not None  # noqa: S101 - `begin` has set it
         self._asked.append(self._next)
-        self._connection.send_packed_command([command], check_health=False)  # its PING would take another command's answer
+        self._connection.send_packed_command([command], check_health=False)  # the check's PING would take another answer
         self._watch()
 
     def _connect(self) -> None:
@@ -110,14 +109,14 @@ class UnderWay:
         try:
             file = connection._sock.fileno()  # noqa: SLF001 - redis-py has no public name for it
             self._hub.add_reader(file, self._read)
-        except BaseException:  # its answers would never be read
+        except BaseException:  # nothing would read the answers
             self._pool.release(connection)
             raise
         self._connection, self._file = connection, file
 
     def _read(self) -> None:
-        """Read the answers that have come, waiting for the first; if none is awaited, the broker has ended the connection."""
-        self._check_step()
+        """Read the answers that have come, and wait for the first. If none is due, the broker has ended the connection."""
+        self._check_interrupted()
         self._is_busy = True
         answered, failed = self._answers()
         if failed is None:
@@ -149,35 +148,35 @@ class UnderWay:
             tell(asked.then, self._transport.answered(answer), asked.tag)
 
     def _watch(self) -> None:
-        """Look again when the oldest answer is overdue."""
+        """Call `_check_overdue` after the timeout."""
         if not self._is_watched:
             self._is_watched = True
-            self._hub.call_later(self._timeout, self._look)
+            self._hub.call_later(self._timeout, self._check_overdue)
 
-    def _look(self) -> None:
+    def _check_overdue(self) -> None:
         self._is_watched = False
         if not self._asked:
             return
         if self._asked[0].at + self._timeout > time.monotonic():
             self._watch()
-        elif self._has_come():  # the loop was blocked
+        elif self._has_answer():  # the loop was blocked
             self._read()
         else:
             self._give_up(TimeoutError(f"no answer in {self._timeout:g} s"))
 
-    def _has_come(self) -> bool:
+    def _has_answer(self) -> bool:
         try:
             return bool(self._connection.can_read(0))
         except (RedisError, OSError):
             return False
 
-    def _check_step(self) -> None:
+    def _check_interrupted(self) -> None:
         if self._is_busy:
             self._give_up(InterruptedError("a signal came in between"))
 
     def _give_up(self, why: Exception) -> None:
-        """Drop the connection, and carry out each unanswered transition by a call that waits, in their order."""
-        self._part()
+        """Drop the connection, and carry out the unanswered transitions, in order, by calls that wait."""
+        self._disconnect()
         if self._asked:
             log.info("transition.repeated", count=len(self._asked), error=f"{type(why).__name__}: {why}")
         while self._asked:
@@ -187,7 +186,7 @@ class UnderWay:
         tag, then = asked.tag, asked.then
         self._wait_for(tag, partial(asked.transition, self._transport), lambda answer: tell(then, answer, tag))
 
-    def _part(self) -> None:
+    def _disconnect(self) -> None:
         connection, self._connection, self._is_busy = self._connection, None, False
         if connection is not None:
             self._hub.remove(self._file)
@@ -196,7 +195,7 @@ class UnderWay:
 
 
 class Asking(RedisTransport):
-    """The same transitions; each is only sent."""
+    """A transport whose transitions are only sent."""
 
     def __init__(self, transport: RedisTransport, send: Callable[[Script, list[str], list[Any]], None]) -> None:
         super().__init__(transport.client, transport.keys)

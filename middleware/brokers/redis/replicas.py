@@ -1,9 +1,9 @@
-"""Waiting for replicas (`wait_replicas`): a script counts as answered when so many replicas have its writes.
+"""Waiting for replicas (`wait_replicas`): a script counts as answered when this many replicas have its writes.
 
-If a master dies, writes that no replica had yet are lost, although its clients were answered. Redis's `WAIT` closes that gap. The
-limits are Redis's own: writes are not undone if replicas are missing or late, so after `TIMEOUT` the answer counts all the same,
-and a line of the log says so. If there are several replicas and not all are waited for, Sentinel may promote one that did not
-confirm. To make a master refuse writes while replicas are missing, set its `min-replicas-to-write`.
+If a master dies, it loses answered writes that no replica has yet. Redis's `WAIT` closes that gap, with limits: writes are not
+undone if replicas are missing or late, so after `TIMEOUT` the answer counts nevertheless, and a log line reports it. If not all
+replicas are waited for, Sentinel may promote one that has not confirmed. To make a master refuse writes while replicas are missing,
+set its `min-replicas-to-write`.
 """
 
 from __future__ import annotations
@@ -15,37 +15,37 @@ from redis import Redis
 from redis.exceptions import ResponseError
 
 from ...logs import log
+from .scripts import command
 
 if TYPE_CHECKING:
     from redis import ConnectionPool
 
-#: How long replicas may take, in milliseconds: less than the time after which a call counts as not answered.
+#: Milliseconds that replicas may take; less than `SOCKET_TIMEOUT`, after which a call counts as not answered.
 TIMEOUT = 1_000
-#: Late replicas are logged at most once in so many seconds.
-QUIET = 60.0
+#: Late replicas are logged once in this many seconds.
+LOG_INTERVAL = 60.0
 
 
 class Replicas:
-    """How many replicas must have the writes, and the packed command that asks for it."""
+    """The number of replicas that must have the writes, and the packed command that waits for them."""
 
     def __init__(self, wanted: int) -> None:
         self.wanted = wanted
-        parts = [b"WAIT", str(wanted).encode(), str(TIMEOUT).encode()]
-        self.question = b"".join([b"*3\r\n", *(b"$%d\r\n%b\r\n" % (len(part), part) for part in parts)])
-        self._say_at = 0.0
+        self.command = command(b"WAIT", str(wanted).encode(), str(TIMEOUT).encode())
+        self._log_at = 0.0
 
-    def heard(self, answer: Any) -> None:
-        """Note the server's answer: how many replicas have the writes, or an error, which is no reason to repeat the writes."""
+    def check(self, answer: Any) -> None:
+        """Log a warning if too few replicas have the writes. `answer` is their number, or an error; the writes are not repeated."""
         confirmed, why, now = answer, "the last writes may be lost if the master dies now", time.monotonic()
         if isinstance(answer, ResponseError):
             confirmed, why = 0, f"the server refuses WAIT: {answer}"
-        if confirmed < self.wanted and now >= self._say_at:
-            self._say_at = now + QUIET
+        if confirmed < self.wanted and now >= self._log_at:
+            self._log_at = now + LOG_INTERVAL
             log.warning("replicas.behind", wanted=self.wanted, confirmed=confirmed, why=why)
 
 
 class ConfirmedRedis(Redis):
-    """A client whose scripts are confirmed by replicas before they count as answered; with 0 it is redis-py's own."""
+    """A client whose scripts wait for `wanted` replicas; with 0 it is redis-py's own client."""
 
     def __init__(self, pool: ConnectionPool, wanted: int) -> None:
         super().__init__(connection_pool=pool)

@@ -1,6 +1,6 @@
-"""The Lua scripts, one for each transition: how they are loaded, called, and answered.
+"""Loads and calls the Lua scripts, one for each transition.
 
-A script's text is the shared pieces that its line `-- uses:` names, and then its own file in `middleware/brokers/redis/lua/`.
+A script's text is the shared pieces named in its line `-- uses:`, and then its own file in `middleware/brokers/redis/lua/`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @cache
 def source(name: str) -> str:
-    """The whole text of a script. Raises `FileNotFoundError` if there is no script of this name."""
+    """The whole text of a script. Raises `FileNotFoundError` if no script has this name."""
     text = _file(name)
     for line in text.splitlines():
         if line.startswith("-- uses:"):
@@ -38,7 +38,7 @@ def _file(name: str) -> str:
     return files("redelivery.middleware.brokers.redis.lua").joinpath(f"{name}.lua").read_text("utf-8")
 
 
-#: These scripts wait for no replica: if their writes are lost, they are done again from the data that is left, or change nothing.
+#: Scripts that do not wait for replicas: lost writes are repeated from the remaining data, or the script writes nothing.
 UNCONFIRMED = frozenset(
     {
         "lead",
@@ -56,38 +56,35 @@ UNCONFIRMED = frozenset(
     }
 )
 
-
-#: Sent before a script that a producer calls. Without this PING, Redis answers the producer before it notifies the waiting worker,
-#: which then receives the notice 0.17 ms later.
-WORD = b"*1\r\n$4\r\nPING\r\n"
+#: Sent before a producer's script. Without it, Redis answers the producer before it notifies the waiting worker.
+PING = b"*1\r\n$4\r\nPING\r\n"
 
 
 class Script:
     """One script: called by its digest, and loaded if the server does not know it (after a restart, for example).
 
-    `answers_last`: workers that wait for the messages that it adds are notified before its caller is answered.
+    `answers_last`: the server notifies workers that wait for the added messages before it answers the caller.
     """
 
     def __init__(self, name: str, *, answers_last: bool = False) -> None:
         self.name = name
-        self._first = (WORD,) if answers_last else ()
+        self._first = (PING,) if answers_last else ()
 
     @cached_property
     def text(self) -> str:
-        """Its whole text, read at the first call, because producers call few scripts."""
+        """The whole text, read at the first call, because producers call few scripts."""
         return source(self.name)
 
     @cached_property
     def sha(self) -> str:
-        """Its digest, the server's name for it."""
         return sha1(self.text.encode(), usedforsecurity=False).hexdigest()
 
     def __call__(self, client: Redis, keys: Sequence[str], args: Sequence[Any]) -> Any:
-        """Run it. Raises whatever redis-py raises; a script that the server refused has changed nothing."""
+        """Run the script. Raises what redis-py raises. A script that the server refuses changes nothing."""
         replicas = None if self.name in UNCONFIRMED else getattr(client, "replicas", None)
         commands = [*self._first, packed(self.sha, keys, args)]
-        if replicas is not None:  # `WAIT` asks about the writes of its own connection
-            commands.append(replicas.question)
+        if replicas is not None:  # `WAIT` counts the replicas that have the writes of its own connection
+            commands.append(replicas.command)
         answers = _answers(client, commands)
         if isinstance(answers[len(self._first)], NoScriptError):
             client.script_load(self.text)
@@ -96,13 +93,13 @@ class Script:
         if isinstance(answer, ResponseError):
             raise answer
         if replicas is not None:
-            replicas.heard(answers[-1])
+            replicas.check(answers[-1])
         return answer
 
     def begin(self, client: Redis, keys: Sequence[str], args: Sequence[Any]) -> Callable[[], Any]:
-        """Send the call; the returned function reads the answer, and must be called. For scripts that do a repeated call once.
+        """Send the call. The returned function must be called: it reads the answer. Raises what redis-py raises.
 
-        It raises whatever redis-py raises. If the answer does not come, the call is repeated.
+        If no answer comes, the call is repeated: the script must carry a repeated call out only once.
         """
         again = partial(self, client, keys, args)
         if getattr(client, "replicas", None) is not None:
@@ -137,26 +134,26 @@ class Script:
         return answer
 
     def many(self, client: Redis, calls: Iterable[tuple[Sequence[str], Sequence[Any]]]) -> list[Any]:
-        """Run it for each of these keys and arguments, in one round trip; each has its answer, or its error as an exception."""
+        """Make several calls, each with its keys and arguments, in one round trip. Returns their answers, errors as exceptions."""
         replicas = getattr(client, "replicas", None)
         commands = [command(b"SCRIPT", b"LOAD", self.text.encode()), *(packed(self.sha, keys, args) for keys, args in calls)]
         if replicas is not None:
-            commands.append(replicas.question)
+            commands.append(replicas.command)
         _, *answers = _answers(client, commands)
         if replicas is not None:
-            replicas.heard(answers.pop())
+            replicas.check(answers.pop())
         return answers
 
 
-#: An empty argument in the protocol: half of an event's fields are empty.
+#: An empty argument in Redis's protocol: half of an event's fields are empty.
 EMPTY = b"$0\r\n\r\n"
 
 
 def packed(sha: str, keys: Sequence[str], args: Sequence[Any]) -> bytes:
-    """The call of a script in the protocol.
+    """The call of a script in Redis's protocol.
 
-    A script has some thirty arguments: redis-py would need more time to pack them than the server needs for the call. The keys are
-    mostly the same ones, so they are remembered packed.
+    For some thirty arguments, redis-py would take longer than the server takes to run the script. Packed keys are cached, because
+    most calls have the same ones.
     """
     parts = [b"*%d\r\n" % (3 + len(keys) + len(args)), _packed_names(sha, tuple(keys))]
     for each in args:
@@ -172,12 +169,12 @@ def _packed_names(sha: str, keys: tuple[str, ...]) -> bytes:
 
 
 def command(*words: bytes) -> bytes:
-    """A command in the protocol."""
+    """A command in Redis's protocol."""
     return b"".join([b"*%d\r\n" % len(words), *(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)])
 
 
 def _answers(client: Redis, commands: list[bytes]) -> list[Any]:
-    """Send packed commands at once, and read all their answers; tried again as the client is configured."""
+    """Send packed commands together, and read all answers, with the client's own retries."""
     pool = client.connection_pool
     connection = pool.get_connection()
 
@@ -192,7 +189,7 @@ def _answers(client: Redis, commands: list[bytes]) -> list[Any]:
 
 
 def _read(connection: Any, number: int) -> list[Any]:
-    """Read the next answers; a refusal is an answer, too."""
+    """Read the next answers; a refusal is an answer."""
     answers = []
     for _ in range(number):
         try:
@@ -203,15 +200,15 @@ def _read(connection: Any, number: int) -> list[Any]:
 
 
 def encoded(event: Event) -> list[bytes]:
-    """An event's values as bytes; characters that UTF-8 cannot encode become `?`."""
+    """An event's values as bytes, with `?` for characters that UTF-8 cannot encode."""
     return [str(value).encode("utf-8", "replace") if value else b"" for value in event.to_entry()]
 
 
 def answer_of(value: Any) -> Answer:
-    """A script's answer. Raises `ValueError` if it is no `Answer`."""
+    """A script's answer. Raises `ValueError` if it is not an `Answer`."""
     return Answer(text_of(value))
 
 
 def text_of(value: Any) -> str:
-    """A value of the server's as text, whether it came as bytes or as text."""
+    """A value from the server as text; redis-py returns bytes or text."""
     return value.decode() if isinstance(value, bytes) else str(value)

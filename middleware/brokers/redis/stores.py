@@ -1,4 +1,4 @@
-"""The transitions on Redis of messages that no worker holds: in the delay store, or in a dead-letter queue."""
+"""The transitions on Redis of messages that no worker holds: delayed messages and dead letters."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ...ports import Answer
     from .keys import Keys
 
-#: The most delayed messages of one queue that `advance` accepts; more would block a server for too long.
+#: The most delayed messages of one queue that `advance` accepts; more would block the server for too long.
 MAX_ADVANCED = 10_000
 
 _PROMOTE = Script("promote")
@@ -41,11 +41,11 @@ class Under(NamedTuple):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The keys to add after a script's own."""
+        """The keys to append to a script's own."""
         return (self.operation,) if self.followed is None else (self.operation, self.followed)
 
     def values(self, target: str, event: Event | None = None) -> tuple[str | bytes, ...]:
-        """The arguments to add after a script's own: `target` is where the message goes, `event` begins its next life."""
+        """The arguments to append to a script's own. `target` is where the message goes; `event` begins its next life."""
         life = b"" if event is None else life_text((event.task_id, event.generation, event.queue))
         return self.token, target.encode("utf-8", "replace"), life
 
@@ -57,7 +57,10 @@ def life_text(life: tuple[str, int, str]) -> bytes:
 
 
 class Stores:
-    """The transitions of delayed messages and of dead letters."""
+    """The transitions of delayed messages and dead letters.
+
+    `under` is the operation that makes a transition; the answer is `REFUSED` if it may not go on.
+    """
 
     def __init__(self, client: Redis, keys: Keys) -> None:
         self.client, self.keys = client, keys
@@ -65,7 +68,7 @@ class Stores:
     def promote(self, limit: int) -> tuple[int, int, float | None]:
         """Move the delayed messages that are due, at most `limit` for each list.
 
-        Returns how many moved, how many ids had no message, and the seconds until the next one is due (None: no message waits).
+        Returns how many moved, how many ids had no message, and the seconds until the next is due (None: no message waits).
         """
         lists = [text_of(name) for name in self.client.zrange(self.keys.destinations, 0, -1)]
         if not lists:
@@ -78,10 +81,7 @@ class Stores:
         return int(moved), int(missing), None if int(next_ms) < 0 else int(next_ms) / 1000
 
     def cancel(self, list_name: str, ident: str, event: Event, under: Under | None = None) -> Answer:
-        """Remove one message from the delay store for good, and record `event`; `ALREADY` if it no longer waits there.
-
-        `ident` is its id in the store. `REFUSED` if the operation (`under`) may not go on.
-        """
+        """Remove a message from the delay store for good; `ALREADY` if it no longer waits there. `ident` is its id in the store."""
         keys = self.keys
         names = [keys.destinations, keys.delayed_tasks, keys.due(list_name), keys.waiting(list_name), keys.outcomes]
         args = [ident, SEPARATOR, list_name, *encoded(event)]
@@ -90,7 +90,7 @@ class Stores:
         return answer_of(_CANCEL(self.client, names, args))
 
     def advance(self, ms: int, aged: Callable[[bytes], bytes]) -> int:
-        """Make all delayed messages due `ms` milliseconds earlier, as if time had passed: for tests. Returns how many there were.
+        """Make all delayed messages due `ms` milliseconds earlier, for tests. Returns how many there were.
 
         `aged` makes a message older. Raises `BrokerError` if more than `MAX_ADVANCED` messages wait for one queue.
         """
@@ -103,17 +103,17 @@ class Stores:
                 older += (number, ident, aged(raw))
         moved = int(_ADVANCE(self.client, names, [ms, MAX_ADVANCED, len(lists), *lists, *older]))
         if moved < 0:
-            msg = f"more than {MAX_ADVANCED} messages wait for one queue: time is moved on by hand for tests only"
+            msg = f"more than {MAX_ADVANCED} messages wait for one queue: advance is only for tests"
             raise BrokerError(msg)
         return moved
 
     def redrive_many(
         self, dead_letter_queue: str, moves: Sequence[tuple[bytes, str, bytes, Event]], under: Under | None = None
     ) -> list[Answer | Exception]:
-        """Move dead letters back, in one round trip; each is one step of its own, and has its answer or its error.
+        """Move dead letters back to their origins, each in a step of its own, in one round trip. Returns their answers or errors.
 
-        A move is the stored dead letter, its origin's list, the message that goes there, and its event. `ALREADY` if the dead
-        letter is no longer there, `REFUSED` if the operation (`under`) may not go on.
+        A move is the stored dead letter, its origin's list, the message that goes there, and its event. `ALREADY`: the dead letter
+        is no longer there.
         """
         letters, outcomes = self.keys.list(dead_letter_queue), self.keys.outcomes
         more = () if under is None else under.names
@@ -134,16 +134,11 @@ class Stores:
         )
 
     def purge_many(
-        self,
-        dead_letter_queue: str,
-        gone: Sequence[tuple[bytes, Event]],
-        *,
-        down_to: int | None = None,
-        under: Under | None = None,
+        self, dead_letter_queue: str, gone: Sequence[tuple[bytes, Event]], *, down_to: int | None = None, under: Under | None = None
     ) -> list[Answer | Exception]:
-        """Remove dead letters for good, each with its event, in one round trip; each has its answer or its error.
+        """Remove dead letters for good, in one round trip. Returns their answers or errors.
 
-        With `down_to`, dead letters are removed only while the queue holds more than so many. `under` is as for `redrive_many`.
+        With `down_to`, a dead letter is removed only while the queue holds more than this number.
         """
         names = (self.keys.list(dead_letter_queue), self.keys.outcomes, *(() if under is None else (under.operation,)))
         last: tuple[Any, ...] = () if down_to is None else (down_to,)
@@ -157,10 +152,9 @@ class Stores:
         moves: Sequence[tuple[bytes, bytes, str, tuple[Event, Event]]],
         under: Under | None = None,
     ) -> list[Answer | Exception]:
-        """Move dead letters to another dead-letter queue, in one round trip; each has its answer or its error.
+        """Move dead letters to another dead-letter queue, in one round trip. Returns their answers or errors.
 
         A move is the stored dead letter, the dead letter to store in `target`, its origin queue, and its two events.
-        `under` is as for `redrive_many`.
         """
         keys = self.keys
         names: tuple[str, ...] = (keys.list(dead_letter_queue), keys.list(target), keys.outcomes, keys.dead_letter_queues)

@@ -1,6 +1,6 @@
-"""The transitions on Redis and Valkey: each is one script (`lua/`), which runs completely or, if the server refuses it, not at all.
+"""The transitions on Redis and Valkey. Each is one script (`lua/`), which runs completely or, if the server refuses it, not at all.
 
-Limits: if an asynchronous replica becomes the master, it may lack the last transitions that were answered.
+Limits: an asynchronous replica that becomes the master may lack the last answered transitions.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from ...policy.resolver import Pace
     from ...ports import Held, TaskResult
 
-#: How long one call may take before it counts as not answered, in seconds; the outbox then asks again.
+#: Seconds after which a call counts as not answered; the outbox then repeats it.
 SOCKET_TIMEOUT = 5.0
-#: Errors of the server that may pass: the same step may succeed a little later.
+#: Temporary errors of the server: the same step may succeed a little later.
 NOT_NOW = (
     OSError,
     exceptions.ConnectionError,
@@ -47,7 +47,7 @@ NOT_NOW = (
     exceptions.TryAgainError,
     exceptions.MasterDownError,
 )
-#: The first words of the server's answers for such errors, also for those without a class in redis-py.
+#: The first words of the server's answers for temporary errors; redis-py has no class for some of them.
 NOT_NOW_CODES = ("BUSY", "LOADING", "READONLY", "OOM", "CLUSTERDOWN", "TRYAGAIN", "MASTERDOWN", "MISCONF", "NOREPLICAS", "NOTREADY")
 
 _ACKNOWLEDGE = Script("acknowledge")
@@ -59,7 +59,7 @@ _TRY_RESULT = Script("try_result")
 
 
 class Waiting(Protocol):
-    """A worker that may wait for its next messages while it still runs some: see `Receiver`."""
+    """What a transition needs of the worker's `Receiver`."""
 
     def place_of(self, tag: str) -> tuple[tuple[str, ...], str]: ...
 
@@ -67,14 +67,13 @@ class Waiting(Protocol):
 
 
 class RedisTransport:
-    """The transitions of the messages that a worker holds; `leases` and `stores` have all others; safe to call from any thread."""
+    """The transitions of held messages; `leases` and `stores` have all others. Safe to call from any thread."""
 
-    #: All capabilities, except the one of brokers that deliver a dead worker's messages again by themselves.
+    #: The exception: Redis itself never delivers a dead worker's messages again.
     capabilities = frozenset(Capability) - {Capability.REDELIVERY_COUNTS}
 
-    #: The app whose broker this is; None if the transport was made without an app.
     app: Celery | None = None
-    #: The state of this worker's receiving; None if it receives in another way, or not at all.
+    #: None if this process does not receive by a script.
     receiver: Waiting | None = None
 
     def __init__(self, client: Redis, keys: Keys) -> None:
@@ -104,7 +103,7 @@ class RedisTransport:
 
     @staticmethod
     def is_transient(exc: BaseException) -> bool:
-        said = str(exc).rpartition("of pipeline caused error: ")[2]  # redis-py's own words before the server's
+        said = str(exc).rpartition("of pipeline caused error: ")[2]  # redis-py puts this before the server's words
         return isinstance(exc, NOT_NOW) or (isinstance(exc, RedisError) and said.startswith(NOT_NOW_CODES))
 
     # transitions of a message that a worker holds
@@ -129,8 +128,8 @@ class RedisTransport:
     ) -> Answer:
         """Move the message to the delay store for `delay_ms`, or until `due_ms`, by the server's clock.
 
-        If it need not wait, it goes directly back to its list: with `first` to its head, else behind all others. With `pace` it is
-        due in the first free slot of its queue after that time.
+        If it need not wait, it goes directly back to its list: with `first` to the head, otherwise to the end. With `pace` it is
+        due in its queue's first free slot after that time.
         """
         keys = self.keys
         names = [
@@ -160,33 +159,26 @@ class RedisTransport:
         return self._take(_DEFER, names, args, event)
 
     def dead_letter(
-        self,
-        tag: str,
-        message: bytes,
-        *,
-        dead_letter_queue: str,
-        queue: str,
-        event: Event | None,
-        must_exist: bool = False,
+        self, tag: str, message: bytes, *, dead_letter_queue: str, queue: str, event: Event | None, must_exist: bool = False
     ) -> Answer:
-        """Move the message to `dead_letter_queue`, and record `event`; if the queue `must_exist` and does not, nothing changes."""
+        """Move the message to `dead_letter_queue`. Nothing changes if the queue `must_exist` and does not."""
         names = [self.keys.outcomes, self.keys.list(dead_letter_queue), self.keys.dead_letter_queues]
         if must_exist:
             names.append(self.keys.bindings(dead_letter_queue))
         return self._take(_DEAD_LETTER, names, [tag, _token(tag), message, dead_letter_queue, queue], event)
 
     def start(self, tag: str) -> Answer:
-        """Record that the message is about to run; `REFUSED` if it is no longer held: it must not run."""
+        """Record that the message is about to run. `REFUSED`: it is no longer held, and must not run."""
         return answer_of(_START(self.client, [self.keys.unacked, self.keys.starts], [tag, ""]))
 
     def accept(self, tag: str) -> Answer:
-        """Record that the message counts as acknowledged from here on: it is held until its outcome, but never runs again."""
+        """Record that the message counts as acknowledged: it is still held until its outcome, but never runs again."""
         return answer_of(_START(self.client, [self.keys.unacked, self.keys.starts], [tag, ACCEPTED]))
 
     def release(self, held: Sequence[Held]) -> int:
         """Put messages that did not run back to where they were taken from, unchanged. Returns how many went back.
 
-        Raises `ResponseError` if a list refused one, after the others have gone back.
+        If a list refuses a message, the others still go back; then raises `ResponseError`.
         """
         if not held:
             return 0
@@ -199,7 +191,7 @@ class RedisTransport:
         return int(count)
 
     def try_result(self, result: TaskResult) -> None:
-        """Store a result as `acknowledge` does. Raises what redis-py raises if the server refuses it."""
+        """Store a result as `acknowledge` does. Raises what redis-py raises."""
         _TRY_RESULT(self.client, [], self._result_args(result))
 
     def _result_args(self, result: TaskResult) -> list[Any]:
@@ -218,7 +210,7 @@ class RedisTransport:
         return ((), "") if self.receiver is None else self.receiver.place_of(tag)
 
     def answered(self, value: Any) -> Answer:
-        """The answer of a script about a message that this worker holds, or held."""
+        """A script's answer about a message that this worker holds, or held."""
         if isinstance(value, int) and self.receiver is not None:
             self.receiver.waits_as_free(value)
             return Answer.DONE
@@ -234,7 +226,7 @@ class RedisTransport:
 
 
 def _patient(pool: ConnectionPool) -> ConnectionPool:
-    """Make the pool try a call twice, without a pause. A caller that must not lose a transition asks again later (`outbox`)."""
+    """Make the pool try a call twice, without a pause. A transition that must not be lost is repeated later (`outbox`)."""
     pool.connection_kwargs["retry"] = Retry(NoBackoff(), 1)
     if pool.connection_kwargs.get("socket_timeout") is None:
         pool.connection_kwargs["socket_timeout"] = SOCKET_TIMEOUT

@@ -1,1 +1,1 @@
-"""The Lua scripts: one file, one transition; see `redelivery.middleware.brokers.redis.scripts`."""
+"""The Lua scripts, one file for each transition. `redelivery.middleware.brokers.redis.scripts` loads them."""

@@ -1,7 +1,7 @@
 -- Makes all messages in the delay store due earlier, as if time had passed (`redelivery.testing`).
 -- KEYS[1] delayed (destinations), then for each destination: due, messages.
--- ARGV[1] by how many ms, ARGV[2] how many messages at most for each destination, ARGV[3] how many destinations, their names, and
--- then for each message that an older one replaces: the number of its destination, its id, the message.
+-- ARGV[1] by how many ms, ARGV[2] the most messages of a destination, ARGV[3] the number of destinations; then their names; then
+-- for each message to replace: the number of its destination, its id, the new message.
 -- Returns how many messages there were, or -1 if a destination has more than ARGV[2]: then nothing has changed.
 -- Bound: ARGV[2] messages for each destination.
 local ms, limit, count, moved = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), 0

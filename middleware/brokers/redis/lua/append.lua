@@ -1,7 +1,7 @@
--- Shared by the scripts that record: appends one event to the outcome log.
--- The field names and their order are always the same, so that the stream stores them once for each of its blocks.
--- `first` is the index in ARGV of the event's first value; there are 21. `due` and `delay` (milliseconds) replace the caller's
--- values, if the script knows better ones.
+-- Shared: appends an event to the outcome log.
+-- The field names and their order are always the same, so that the stream stores them only once in each block.
+-- `first` is the index in ARGV of the first of the event's 21 values. `due` and `delay` (milliseconds), if given, replace the
+-- caller's values.
 local function append(stream, first, due, delay)
   local event = ARGV
   redis.call('XADD', stream, '*',

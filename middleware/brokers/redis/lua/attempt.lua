@@ -1,5 +1,5 @@
--- Shared by the scripts that add to more than one key: adds, and if the server refuses a part, takes the other parts back.
--- nil: added; else the error to return. If a part of `add` succeeded, `undo` must be able to take it back.
+-- Shared: calls `add`, which writes to more than one key, and, if the server refuses a part, `undo`.
+-- Returns nil, or the error to return. `undo` must take back whatever parts of `add` have succeeded.
 local function attempt(add, undo)
   local added, err = pcall(add)
   if added then return nil end

@@ -1,4 +1,4 @@
--- Binds a queue on a full server: a worker that will empty the queue must be able to connect, so the first write frees memory.
+-- Binds a queue on a full server, so that a worker can connect and empty the queue. The first write frees memory.
 -- KEYS[1] kombu's binding table of the exchange. ARGV[1] the table's member for the queue.
 -- Returns 1. Bound: constant.
 redis.call('SREM', KEYS[1], ARGV[1])

@@ -1,4 +1,4 @@
--- Shared by the scripts that publish: writes into a message the times that count from its publication, by this server's clock.
+-- Shared: writes into a published message the times that count from its publication, by this server's clock.
 
 -- The time as Python writes it: `2026-11-24T01:02:03.456+00:00` (Gregorian calendar, counted in eras of 400 years).
 local function iso(ms)
@@ -13,8 +13,8 @@ local function iso(ms)
     math.floor(rest / 1000) % 60, rest % 1000)
 end
 
--- `gaps`: for each time, in the order of their places: how many bytes of the message are before it, 'n' (a number: ms since the
--- epoch) or 't' (a text), and how many ms it is from now; '' if there is no time.
+-- `gaps` has, for each time in the order of their places: the number of bytes before it, 'n' (a number: ms since the epoch) or 't'
+-- (a text), and how many ms it is from now. It is '' if there is no time.
 local function dated(message, gaps)
   if not gaps or gaps == '' then return message end
   local now, parts, from = now_ms(), {}, 1

@@ -1,11 +1,10 @@
 -- Moves a message that a worker holds to a dead-letter queue, and records it.
 -- KEYS[1] unacked, KEYS[2] unacked_index, KEYS[3] starts, KEYS[4] leases, KEYS[5] outcome log,
--- KEYS[6] the dead-letter queue's list, KEYS[7] dead_letter_queues, KEYS[8] the queue's bindings, if the queue must exist already.
+-- KEYS[6] the dead-letter queue's list, KEYS[7] dead_letter_queues, KEYS[8] the queue's bindings, if the queue must exist.
 -- ARGV[1] tag, ARGV[2] owner token, ARGV[3] message, ARGV[4] name of the dead-letter queue, ARGV[5] origin queue,
 -- ARGV[6..26] event, or nothing if the death is recorded already.
 -- Returns 'done', 'already', 'refused' or 'missing' (the queue must exist, and does not). Bound: one message.
--- Checked: the dead letter is written before the message is let go; if a later step fails, it is taken back, and the
--- message stays held.
+-- Checked: if a step fails, the dead letter is taken back, and the message stays held.
 -- uses: append attempt take
 local refusal = why_not()
 if refusal then return refusal end

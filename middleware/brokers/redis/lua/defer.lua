@@ -8,9 +8,9 @@
 -- ARGV[11] with a budget: the length of a slot in ms, ARGV[12] the latest time (ms) until which it may wait for its slot, or '',
 -- ARGV[13..33] event, or nothing.
 -- Returns 'done', 'already' or 'refused'. Times are by this server's clock. Bound: one message.
--- With a budget, the message is due in the queue's first free slot after its own due time, and takes that slot. If the slot is
--- later than ARGV[12] (the message expires before), or later than in a hundred years, it waits until that limit and takes no slot.
--- Checked: the message is at its target before it is let go; if a step fails, all is taken back, and the message stays held.
+-- With a budget, the message takes the queue's first free slot after its own due time. If the slot is later than ARGV[12] (when the
+-- message expires), or more than a hundred years away, the message waits until that limit, and takes no slot.
+-- Checked: if a step fails, all is taken back, and the message stays held.
 -- uses: append attempt clock slots take
 local refusal = why_not()
 if refusal then return refusal end

@@ -1,9 +1,9 @@
--- Ends the lease of an owner that has not renewed it. From here on its messages are given back, one by one; a transition of a
--- message that was given back is refused.
+-- Ends the lease of an owner that has not renewed it. Then its messages can be given back, one by one; the owner's transitions of
+-- those messages are refused.
 -- KEYS[1] leases, KEYS[2] recovering. ARGV[1] token, ARGV[2] the counter that did not move.
--- Returns 1, or 0 if the counter moved after all, or the lease is gone already. Bound: constant.
+-- Returns 1, or 0 if the counter has moved, or the lease is gone. Bound: constant.
 -- uses: clock
--- Checked: that the token can be noted in `recovering`, before its lease ends.
+-- Checked before the lease ends: the type of `recovering`, where the token is noted.
 redis.call('HLEN', KEYS[2])
 if redis.call('HGET', KEYS[1], ARGV[1]) ~= ARGV[2] then return 0 end
 redis.call('HDEL', KEYS[1], ARGV[1])

@@ -1,7 +1,7 @@
--- Finds the events of all tasks whose ids begin with ARGV[3], in one page of the log, from its newest entry back.
--- KEYS[1] outcomes. ARGV[1] the entry to begin at: '+', or '(' and the oldest id of the page before; ARGV[2] how many entries at
--- most; ARGV[3] the beginning of an id.
--- Returns {how many entries were read, the id of the oldest of them, then each entry that was found: id, its fields and values}.
+-- Finds the events of all tasks whose ids begin with ARGV[3], in one page of the log, from the newest entry back.
+-- KEYS[1] outcomes. ARGV[1] where to begin: '+', or '(' and the oldest id of the page before; ARGV[2] the most entries to read;
+-- ARGV[3] the beginning of an id.
+-- Returns {how many entries were read, the id of the oldest of them, then each found entry: id, fields and values}.
 -- Changes nothing. Bound: ARGV[2] entries.
 local entries, found = redis.call('XREVRANGE', KEYS[1], ARGV[1], '-', 'COUNT', ARGV[2]), {0, ''}
 for at, entry in ipairs(entries) do

@@ -3,7 +3,7 @@
 -- KEYS[5] the list.
 -- ARGV[1] id in the delay store, ARGV[2] separator, ARGV[3] list name, ARGV[4] the message as it goes into the list.
 -- Returns 'done', or 'already' if the message no longer waits. Its first write frees memory. Bound: one message.
--- Checked: all types and the rights to remove, before anything is changed; the message is in its list before it is removed.
+-- Checked before anything changes: all types, and the rights to remove. The message is added to its list before it is removed.
 redis.call('HDEL', KEYS[4], '') -- these remove nothing
 for key = 1, 3 do redis.call('ZREM', KEYS[key], '') end
 if redis.call('HEXISTS', KEYS[4], ARGV[1]) == 0 then return 'already' end

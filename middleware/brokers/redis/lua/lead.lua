@@ -1,5 +1,5 @@
--- Keeps or takes the lead in a role. KEYS[1] dispatcher, letter_keeper, letter_watcher, exporter or operator.
--- ARGV[1] token, ARGV[2] how long (ms). Returns 1 if this token leads.
+-- Takes or keeps the lead in a role. KEYS[1] dispatcher, letter_keeper, letter_watcher, exporter or operator.
+-- ARGV[1] token, ARGV[2] for how many ms. Returns 1 if this token leads.
 local leader = redis.call('GET', KEYS[1])
 if leader and leader ~= ARGV[1] then return 0 end
 redis.call('DEL', KEYS[1])

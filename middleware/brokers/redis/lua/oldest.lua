@@ -1,4 +1,4 @@
--- Shared by the scripts that evict: KEYS[first ..] are all lists of a queue, the most urgent first.
+-- Shared: the length and the oldest message of a queue. KEYS[first ..] are all its lists, the most urgent first.
 
 -- How many messages wait in the queue, all priorities together.
 local function length_from(first)
@@ -7,7 +7,7 @@ local function length_from(first)
   return length
 end
 
--- The oldest message of the least urgent priority that has one: the index of its list in KEYS, and the message.
+-- The oldest message of the least urgent priority that has messages: the index of its list in KEYS, and the message.
 local function oldest_from(first)
   for at = #KEYS, first, -1 do
     local raw = redis.call('LINDEX', KEYS[at], -1)

@@ -1,6 +1,6 @@
--- Shared by the scripts that move a message for an operation: whether the operation may go on, and its counts.
--- `operation` is its key, or nil if no operation moves the message; `followed` is the set of the lives that it follows, or nil.
--- The last three of ARGV are then its token, the target of the message (or ''), and the life that begins (or '').
+-- Shared: whether an operation may move a message, and the operation's counts.
+-- `operation` is its key, or nil if no operation moves the message; `followed` is the set of lives that it follows, or nil.
+-- With an operation, the last three of ARGV are its token, the target of the message (or ''), and the life that begins (or '').
 local function is_halted(operation, followed)
   if not operation then return false end
   if followed then redis.call('SREM', followed, '') end
@@ -11,7 +11,7 @@ local function is_halted(operation, followed)
   return read[1] ~= 'running' or read[2] ~= ARGV[#ARGV - 2]
 end
 
--- Counts one message that moved (`by` is 1), or takes the count back (-1).
+-- Counts a moved message (`by` is 1), or takes the count back (-1).
 local function count(operation, followed, by)
   if not operation then return end
   redis.call('HINCRBY', operation, 'moved', by)

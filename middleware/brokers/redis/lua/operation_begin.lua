@@ -1,8 +1,8 @@
--- Stores a new operation, which waits until it is carried out, and records that it was begun.
+-- Stores a new operation, in the state 'waiting', and records that it was begun.
 -- KEYS[1] operation:<id>, KEYS[2] operations, KEYS[3] operations:open, KEYS[4] audit.
 -- ARGV[1] id, ARGV[2] what the operation does (JSON), ARGV[3] the record (JSON), ARGV[4] how many records are kept.
--- Operations are listed in the order in which they were begun, also within one millisecond, and if the clock was put back.
--- Returns 'done', or 'already' if it exists. Its first write is an SREM of nothing: then a full server accepts the others.
+-- The listing keeps the order in which operations were begun, even within a millisecond, or if the clock was set back.
+-- Returns 'done', or 'already' if it exists. The first write is an SREM of nothing: then a full server accepts the other writes.
 -- uses: clock
 if redis.call('EXISTS', KEYS[1]) == 1 then return 'already' end
 local newest = redis.call('ZREVRANGE', KEYS[2], 0, 0, 'WITHSCORES')[2]

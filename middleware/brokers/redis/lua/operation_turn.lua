@@ -1,9 +1,9 @@
--- Changes an operation's state, and records that.
+-- Changes an operation's state, and records the change.
 -- KEYS[1] operation:<id>, KEYS[2] operations:open, KEYS[3] audit.
--- ARGV[1] id, ARGV[2] the states that it may be in, each between commas, ARGV[3] the token that it must have, or '',
+-- ARGV[1] id, ARGV[2] the states that it may have now, each between commas, ARGV[3] the token that it must have, or '',
 -- ARGV[4] the new state, ARGV[5] the new token, or '', ARGV[6] a message about it, ARGV[7] the record (JSON), or '',
--- ARGV[8] how many records are kept, ARGV[9] 'ended' if it ends with the new state, or ''.
--- Returns 'done', 'refused' if it is in another state or has another token, or 'missing'. Its first write frees memory.
+-- ARGV[8] how many records are kept, ARGV[9] 'ended' if the new state is an end, or ''.
+-- Returns 'done', 'refused' if it has another state or token, or 'missing'. The first write frees memory.
 -- uses: clock
 local read = redis.call('HMGET', KEYS[1], 'state', 'token')
 if redis.call('EXISTS', KEYS[1]) == 0 then return 'missing' end

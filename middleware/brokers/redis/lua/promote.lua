@@ -1,17 +1,16 @@
 -- Moves the delayed messages that are due to their lists, the earliest first.
 -- KEYS[1] delayed (destinations), KEYS[2] delayed:tasks, then for each destination: due, messages, list.
--- ARGV[1] how many messages at most for each destination, ARGV[2] separator, ARGV[3..] the names of the destinations.
--- Returns {moved, missing, milliseconds until the next one is due or -1, the first error or ''}. `missing` counts ids
--- whose message did not exist.
+-- ARGV[1] the most messages for each destination, ARGV[2] separator, ARGV[3..] the names of the destinations.
+-- Returns {moved, missing (ids without a message), milliseconds until the next is due or -1, the first error or ''}.
 -- Bound: ARGV[1] messages for each destination.
--- Checked: messages are in their list before they leave the delay store. If a destination refuses them (its list has another type,
--- for example), its messages wait, it is tried again a second later, and the other destinations go on.
+-- Checked: messages are added to their list before they leave the delay store. If a destination refuses them (its list has another
+-- type, for example), its messages wait for a second, and the other destinations go on.
 -- uses: clock
 local now, limit, moved, missing, refused = now_ms(), tonumber(ARGV[1]), 0, 0, ''
 
 local function move(name, due, messages, list)
   redis.call('LLEN', list)
-  redis.call('HDEL', messages, '') -- removes nothing: it fails before anything is moved if the messages could not be removed
+  redis.call('HDEL', messages, '') -- removes nothing; it fails if the removal below would fail
   local ids = redis.call('ZRANGEBYSCORE', due, '-inf', now, 'LIMIT', 0, limit)
   if #ids == 0 then return end
   local found, tasks, absent = {}, {}, 0
@@ -19,7 +18,7 @@ local function move(name, due, messages, list)
     if raw then found[#found + 1] = raw else absent = absent + 1 end
     tasks[i] = ids[i] .. ARGV[2] .. name
   end
-  -- The first write frees memory, so that a full server runs the script to its end.
+  -- The first write frees memory: after it, a full server accepts the others.
   redis.call('ZREM', KEYS[2], unpack(tasks))
   if #found > 0 then
     local pushed = redis.pcall('LPUSH', list, unpack(found))
@@ -33,7 +32,7 @@ local function move(name, due, messages, list)
   moved, missing = moved + #found, missing + absent
 end
 
--- This removes nothing, but it is a command that frees memory: after it, a full server accepts the ZADDs below, too.
+-- This removes nothing, but it counts as freeing memory: after it, a full server accepts the ZADDs below.
 redis.pcall('ZREM', KEYS[1], '')
 for d = 3, #ARGV do
   local due = KEYS[3 * d - 6]

@@ -1,8 +1,8 @@
 -- Publishes a message and records it, both or neither.
 -- KEYS[1] outcome log, KEYS[2] the list, KEYS[3..] all lists of the queue (only if the queue expires).
--- ARGV[1] message, ARGV[2] queue expiry in ms or '', ARGV[3..23] event, ARGV[24] the message's gaps for times (see dated), or ''.
+-- ARGV[1] message, ARGV[2] queue expiry in ms or '', ARGV[3..23] event, ARGV[24] gaps for times (see `dated.lua`), or ''.
 -- Returns the length of the list. Bound: one message, at most ten lists.
--- Checked: if a step after the push fails, the push is taken back, so that a publisher that tries again publishes once.
+-- Checked: if the log refuses the event, the push is taken back, so that a publisher that tries again publishes once.
 -- uses: append clock dated
 local length = redis.call('LPUSH', KEYS[2], dated(ARGV[1], ARGV[24]))
 local added, err = pcall(append, KEYS[1], 3)

@@ -1,12 +1,12 @@
--- Publishes the messages of a batch and records each, in their order: all or none, and once, even if it is called again.
+-- Publishes and records the messages of a batch, in their order: all or none, and once, even if it is called again.
 -- KEYS[1] outcome log, KEYS[2] published:<token>, KEYS[3 ..] lists.
--- ARGV[1] number of the batch, ARGV[2] for how long it is remembered (ms), ARGV[3] number of forms, ARGV[4] number of rules; then
--- the forms: each has an event's values without its task id (20); then the rules, one for each queue that has bounds or expires:
+-- ARGV[1] number of the batch, ARGV[2] for how many ms it is remembered, ARGV[3] number of forms, ARGV[4] number of rules; then the
+-- forms: each has an event's 20 values without the task id; then the rules, one for each queue that has bounds or expires:
 -- `most,expiry,adds,lists` (the most messages that it may hold, or nothing; its expiry in ms, or nothing; how many this batch adds;
 -- the indexes of its lists in KEYS); then for each message: the index of its list in KEYS, the number of its form, task id, gaps
 -- for times or '', message.
--- Returns 'done', 'already' (this number or a later one was carried out: an answer was lost, or a call comes late), or 'full' (a
--- queue has no room for all: nothing has changed).
+-- Returns 'done', 'already' (a repeated or late call: this number or a later one was carried out), or 'full' (a queue has no room
+-- for all: nothing has changed).
 -- Bound: 100 messages, or a mebibyte of them and one message; ten lists for each queue.
 -- Checked: every key that is written later is read first. If a step fails nevertheless, all is taken back.
 -- uses: clock dated

@@ -1,15 +1,14 @@
--- Publishes a message to a queue that has bounds, and records it: dated by this server's clock, and within the queue's length.
+-- Publishes a message to a queue with bounds, and records it. Its times are by this server's clock, and the queue's length is kept.
 -- KEYS[1] outcome log, KEYS[2] dead_letter_queues, KEYS[3] the dead-letter queue's list, KEYS[4] its bindings, KEYS[5] the
 -- message's list, KEYS[6..] all lists of the queue, the most urgent first.
--- ARGV[1] the message, ARGV[2] its gaps for times (of its publication, and counted from then; see dated), or '', ARGV[3] queue
--- expiry in ms or '', ARGV[4] the most messages that the queue may hold, or '', ARGV[5] '1' if a full queue refuses, ARGV[6..26]
--- the event; then, to make room, about the oldest message: ARGV[27] index in KEYS of its list, or 0, ARGV[28] the message, ARGV[29]
--- origin queue, ARGV[30] '1' if its dead-letter queue must exist already, ARGV[31] the dead letter, or '' (the message is
--- discarded), ARGV[32] name of the dead-letter queue, ARGV[33..53] its event, or nothing, ARGV[54..74] an earlier event, or
--- nothing.
--- Returns {state, ...}: 'done' and the length of the queue; 'missing' and the length (published, although the queue is full,
--- because the dead-letter queue does not exist); 'refused' and the length; 'oldest', the index of a list, the message to evict
--- first, and the time: then nothing has changed. Bound: two messages, at most ten lists.
+-- ARGV[1] the message, ARGV[2] its gaps for times (dated.lua), or '', ARGV[3] queue expiry in ms or '', ARGV[4] the most messages
+-- that the queue may hold, or '', ARGV[5] '1' if a full queue refuses, ARGV[6..26] the event; then, for the message to evict:
+-- ARGV[27] index in KEYS of its list, or 0, ARGV[28] the message, ARGV[29] origin queue, ARGV[30] '1' if its dead-letter queue must
+-- exist, ARGV[31] the dead letter, or '' (the message is discarded), ARGV[32] name of the dead-letter queue, ARGV[33..53] its
+-- event, or nothing, ARGV[54..74] an event to record before it, or nothing.
+-- Returns {state, ...}: 'done' and the length of the queue; 'missing' and the length (published to a full queue, because the
+-- dead-letter queue does not exist); 'refused' and the length; 'oldest', the index of a list, the message to evict first, and the
+-- time: then nothing has changed. Bound: two messages, at most ten lists.
 -- Checked: every key that is written later is read first. If a step fails, all is taken back, and nothing is published or recorded.
 -- uses: append attempt clock dated oldest
 redis.call('XLEN', KEYS[1])

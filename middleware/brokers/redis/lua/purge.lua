@@ -1,10 +1,10 @@
 -- Removes a dead letter for good, and records it.
 -- KEYS[1] the dead-letter queue's list, KEYS[2] outcome log; if an operation removes it, KEYS[3] the operation.
 -- ARGV[1] the stored dead letter, ARGV[2..22] event, ARGV[23] remove only while the queue is longer than this, or nothing; with an
--- operation, instead of ARGV[23], three others (see operated).
+-- operation, there is no such ARGV[23]: see `operated.lua`.
 -- Returns 'done', 'already' if the dead letter is no longer there or the queue is not longer than ARGV[23], or 'refused' if the
--- operation may not go on. Bound: one message, which is searched for from the oldest on.
--- Checked: the type of the log, before the dead letter is taken; if the log refuses the event, it goes back, as the oldest.
+-- operation may not go on. Bound: one message; the search begins at the oldest.
+-- Checked before the dead letter is removed: the type of the log. If the log refuses the event, it is put back, as the oldest.
 -- uses: append attempt operated
 if is_halted(KEYS[3]) then return 'refused' end
 redis.call('XLEN', KEYS[2])

@@ -1,6 +1,5 @@
--- Reads a page of the audit, and the state of the audit at the same instant. It changes nothing.
--- KEYS[1] audit.
--- ARGV[1] where to begin, ARGV[2] how many records at most, ARGV[3] id of a record to look for, or ''.
+-- Reads a page of the audit, and the state of the audit at the same instant. Changes nothing.
+-- KEYS[1] audit. ARGV[1] where to begin, ARGV[2] how many records at most, ARGV[3] id of a record to look for, or ''.
 -- Returns {how many were ever added, how many there are, records, 1 if it has the record of ARGV[3], time (ms)}, or nothing if
 -- there is no audit. Bound: ARGV[2] records.
 -- uses: clock

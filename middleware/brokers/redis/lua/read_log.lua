@@ -1,5 +1,5 @@
--- Reads a page of the outcome log, and the state of the log at the same instant. It changes nothing. It is a script, not a
--- transaction, because a full Redis 7.0 refuses every command in a transaction.
+-- Reads a page of the outcome log, and the state of the log at the same instant. Changes nothing. A transaction would not do: a
+-- full Redis 7.0 refuses every command in one.
 -- KEYS[1] outcome log, KEYS[2] exported, KEYS[3] trimmed.
 -- ARGV[1] where to begin, ARGV[2] how many entries at most, ARGV[3] id of an entry to look for, or ''.
 -- Returns {XINFO STREAM, entries, exported, trimmed, time (ms), 1 if the log has the entry of ARGV[3]}, or nothing if there is no

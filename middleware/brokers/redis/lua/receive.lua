@@ -1,26 +1,26 @@
--- Gives an owner a batch of messages: each is popped and recorded as held, both or neither.
+-- Gives an owner a batch of messages. Each is popped and recorded as held, or neither.
 -- KEYS[1] unacked, KEYS[2] unacked_index, KEYS[3] received:<token>, KEYS[4] leases, KEYS[5] woken:<token>,
 -- KEYS[6 .. 5+Q] watch:<queue>, KEYS[6+Q .. 5+2Q] idle:<queue>, then the lists: for each priority, the most urgent first, one list
 -- for each of the Q queues.
--- ARGV[1] token, ARGV[2] number of this call, ARGV[3] how many messages at most, ARGV[4] how many bytes at most,
--- ARGV[5] Q, ARGV[6] how many processes of this owner are free (-1: it receives no pushes), ARGV[7] 1 if no push woke it,
--- ARGV[8 .. 7+Q] the text after the raw message in `unacked`, for each queue; ARGV[8+Q] how many messages a queue gives at once.
--- Returns {state, server time in ms, when to look again, the queues it watches, then for each message: tag, list's index, raw}.
--- state: 'ok', or 'fenced' (the owner's lease is gone), or 'stale' (a later call came before this one).
--- When to look again: in so many ms; below zero: it also asks when a process is free again; 0: it asks as soon as it has room.
--- The queues it watches: a text with a 1 for each queue that it watches, and a 0 for each other.
+-- ARGV[1] token, ARGV[2] number of this call, ARGV[3] the most messages, ARGV[4] the most bytes, ARGV[5] Q,
+-- ARGV[6] how many processes of this owner are free (-1: it receives no pushes), ARGV[7] 1 if no push woke it,
+-- ARGV[8 .. 7+Q] for each queue, the text after the raw message in `unacked`; ARGV[8+Q] how many messages a queue gives at a time.
+-- Returns {state, server time in ms, when to look again, the watched queues, then for each message: tag, index of its list, raw}.
+-- State: 'ok', 'fenced' (the owner's lease is gone), or 'stale' (a later call came before this one).
+-- When to look again: after this many ms; if negative, also when a process is free again; 0: as soon as the owner has room.
+-- The watched queues: a text with a 1 for each queue that the owner watches, and a 0 for each other queue.
 -- A repeated number returns the batch of that number again, so that a lost reply loses no message.
--- It never decodes: a message is bytes. Bound: ARGV[3] messages, ARGV[4] bytes and one message, and for each queue ten owners.
+-- Messages are not decoded. Bound: ARGV[3] messages, ARGV[4] bytes and one message, and ten owners for each queue.
 -- Checked: a list of another type is not changed, and its error is returned if no message was found. A message that cannot be
--- recorded as held is put back; this can happen only to the first of a batch, because all are recorded in the same two keys.
+-- recorded as held is put back; only the first of a batch can fail, because all are recorded in the same two keys.
 --
--- One push wakes one worker. For each queue, one owner, its watcher, looks at the lists after this call (EXISTS, with tracking on),
--- so that the server pushes a line to its connection when one of them changes. The other owners wait in `idle`, the free ones
--- first; each has looked at its own `woken` key. If the watcher becomes busy, or cannot take all messages, it makes the first of
--- them the watcher, and wakes it by writing its key. If a busy owner in `idle` has a free process again, it tells so with its
--- acknowledgement (`acknowledge.lua`), or asks. A watcher loses the watch if its lease has ended, or if it does not ask for WATCH:
--- so another owner, the deputy, looks each second. The others look every LOOK, and less often if many wait. The keys
--- of a queue expire if no owner has looked for MEMORY; only owners that no push woke renew this, to save commands.
+-- One push wakes one worker. Each queue has one watcher: an owner that looks at the lists after this call (EXISTS, with tracking
+-- on), so that the server sends it a push when one of them changes. The other owners wait in `idle`, the free ones first; each has
+-- looked at its own `woken` key. A watcher that becomes busy, or cannot take all messages, makes the first idle owner the watcher,
+-- and wakes it by writing its key. A busy owner in `idle` that has a free process again reports it with its acknowledgement
+-- (`acknowledge.lua`), or asks. A watcher loses the watch if its lease has ended, or if it has not asked for WATCH. Therefore another
+-- owner, the deputy, looks each second. The others look every LOOK, and less often if many wait. The keys of a queue expire if no
+-- owner has looked for MEMORY; only owners that no push woke renew them, to save commands.
 -- uses: clock
 local token, number = ARGV[1], tonumber(ARGV[2])
 local now = now_ms()
@@ -85,9 +85,9 @@ end
 if refused and next_tag == first then return refused end
 redis.call('HSET', KEYS[3], 'number', number, 'first', first, 'next', next_tag)
 
--- Milliseconds: until the next look; until the deputy's next look; how long a watch lasts; a queue's memory (30 days).
--- If more than MEDIUM wait, each looks half as often, if more than LARGE a quarter as often.
--- BUSY is added to the time at which a busy owner began to wait: owners with a free process come before all others.
+-- Milliseconds: LOOK and SECOND_LOOK (the deputy's) between two looks; WATCH: a watch lasts; MEMORY: a queue's keys last (30 days).
+-- If more than MEDIUM owners wait, each looks half as often; if more than LARGE, a quarter as often.
+-- BUSY is added to the time at which a busy owner began to wait, so that owners with a free process come first.
 local LOOK, SECOND_LOOK, WATCH, MEMORY, BUSY, MEDIUM, LARGE = 5000, 1000, 10000, 2592000000, 1e15, 8, 32
 local took, is_empty = next_tag - first, budget > 0 and room > 0 and not refused
 local free, is_look, hears = tonumber(ARGV[6]) - took, ARGV[7] == '1', ARGV[6] ~= '-1'
@@ -97,7 +97,7 @@ local function watch(key, owner, is_free)
   if is_new then redis.call('PEXPIRE', key, MEMORY) end
 end
 
--- Removes the first waiting owner whose lease lives; returns it, and whether it is free. A busy one only with `any`. False if none.
+-- Removes the first idle owner that has a lease; returns it, and whether it is free, or false. Busy owners count only with `any`.
 local function next_idle(key, any)
   for _ = 1, 10 do
     local ahead = redis.call('ZRANGE', key, 0, 0, 'WITHSCORES')
@@ -108,7 +108,7 @@ local function next_idle(key, any)
   return false
 end
 
--- Makes another owner the watcher, and wakes it. The key is written only to cause a push, and expires at once.
+-- Makes another owner the watcher, and wakes it. The `woken` key is written only to cause a push, and expires at once.
 local function hand_on(key, owner, is_free, known)
   watch(key, owner, is_free)
   redis.call('SET', string.sub(KEYS[5], 1, -1 - #token) .. owner, '', 'PX', 1)
@@ -118,7 +118,7 @@ local function hand_on(key, owner, is_free, known)
   end
 end
 
--- Decides this owner's part for a queue: it watches, waits, or asks again. Returns when it looks again, and '1' if it watches.
+-- Decides whether this owner watches a queue, waits, or asks again. Returns when it looks again, and '1' if it watches.
 local function place_of(q)
   local key, idle = KEYS[5 + q], KEYS[5 + Q + q]
   local known = redis.call('HMGET', key, 'watcher', 'until', 'free', 'deputy', 'deputy_until')
@@ -162,7 +162,7 @@ end
 
 for q = 1, Q do
   local ok, look, watches = pcall(place_of, q)
-  if not ok then look, watches = SECOND_LOOK, '0' end -- keys of another type: every owner looks each second
+  if not ok then look, watches = SECOND_LOOK, '0' end -- a key of another type: then every owner looks each second
   answer[4] = answer[4] .. watches
   if look == 0 or answer[3] == 0 and q > 1 then
     answer[3] = 0

@@ -1,11 +1,10 @@
 -- Moves a dead letter back to its origin, and records it.
 -- KEYS[1] the dead-letter queue's list, KEYS[2] the origin's list, KEYS[3] outcome log; if an operation moves it, KEYS[4] the
--- operation and perhaps KEYS[5] the lives that it follows (see operated).
--- ARGV[1] the stored dead letter, ARGV[2] the message that goes back, ARGV[3..23] event; with an operation, three more.
+-- operation and perhaps KEYS[5] the lives that it follows.
+-- ARGV[1] the stored dead letter, ARGV[2] the message that goes back, ARGV[3..23] event; with an operation, see `operated.lua`.
 -- Returns 'done', 'already' if the dead letter is no longer there, or 'refused' if the operation may not go on.
--- Bound: one message, which is searched for from the oldest on.
--- Checked: the types of the origin and of the log, before the dead letter is taken; if a later step fails, it goes back,
--- as the oldest.
+-- Bound: one message; the search begins at the oldest.
+-- Checked before the dead letter is removed: the types of list and log. If a later step fails, it is put back, as the oldest.
 -- uses: append attempt operated
 if is_halted(KEYS[4], KEYS[5]) then return 'refused' end
 redis.call('LLEN', KEYS[2])

@@ -1,9 +1,8 @@
--- Opens a lease. A worker that will empty a full server must be able to connect, so the first write frees memory.
--- KEYS[1] leases, KEYS[2] owners, KEYS[3] recovering. ARGV[1] token, ARGV[2] JSON about the owner, ARGV[3] the token that it lost,
--- or ''.
+-- Opens a lease. The first write frees memory, so that a worker can connect to a full server and empty it.
+-- KEYS[1] leases, KEYS[2] owners, KEYS[3] recovering. ARGV[1] token, ARGV[2] JSON about the owner, ARGV[3] its lost token, or ''.
 -- Returns 1. Bound: constant.
--- Checked: that the owner can be stored, before its lease begins.
--- A lost token that nobody has recovered is noted in `recovering`: if the leases were deleted, nobody has fenced it.
+-- Checked before the lease begins: the type of `owners`.
+-- A lost token that is not recovered yet is noted in `recovering`: if the leases were deleted, no worker has fenced it.
 -- uses: clock
 redis.call('HLEN', KEYS[2])
 local was_lost = redis.call('HEXISTS', KEYS[2], ARGV[3]) == 1 and redis.pcall('HEXISTS', KEYS[3], ARGV[3]) == 0

@@ -1,10 +1,10 @@
 -- Puts messages that an owner holds, and has not run, back to where they were taken from, unchanged and uncounted.
 -- KEYS[1] unacked, KEYS[2] unacked_index, KEYS[3] starts, KEYS[4..] one list for each message.
--- ARGV: tag and raw message, for each message, the last received message first.
--- Returns {how many went back, the error of the first that could not, or ''}; messages that are no longer held stay where they are.
+-- ARGV: for each message, its tag and its bytes; the last received message first.
+-- Returns {how many went back, the first error or ''}. Messages that are no longer held are left out.
 -- Bound: the caller's batch.
--- Checked: each message is in its list before it is let go; if the list refuses it, it stays held, and the others go on.
-redis.call('HDEL', KEYS[1], '') -- removes nothing: it fails before anything is put back if the messages could not be let go
+-- Checked: a message that its list refuses stays held, and the others go on.
+redis.call('HDEL', KEYS[1], '') -- removes nothing; it fails if the removals below would fail
 local released, refused = 0, ''
 for i = 4, #KEYS do
   local tag = ARGV[2 * i - 7]

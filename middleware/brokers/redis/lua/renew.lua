@@ -1,12 +1,12 @@
--- Renews an owner's lease, and reports which work for the whole fleet has no worker.
+-- Renews an owner's lease, and reports which of the fleet's shared duties have no worker.
 -- KEYS[1] leases, KEYS[2] and KEYS[3] lease_watcher, KEYS[4] recovering, KEYS[5] dispatcher, KEYS[6] operations:open,
 -- KEYS[7] operator.
--- ARGV[1] token, ARGV[2] how long (ms) the owner watches the other leases if it is one of the two watchers, 0 if it does not offer.
--- Returns 0 if the lease is gone: the owner is fenced. Else 1; how many leases there are; whether the owner watches; whether an
--- owner must be recovered; whether there is no dispatcher; whether there are operations and no process carries them out.
+-- ARGV[1] token, ARGV[2] for how many ms the owner offers to watch all leases, or 0. Two owners watch at a time.
+-- Returns {0} if the lease is gone: the owner is fenced. Otherwise {1, the number of leases, whether the owner watches, whether an
+-- owner must be recovered, whether there is no dispatcher, whether there are open operations and no process that carries them out}.
 -- Bound: constant.
--- The lease must be renewed even if another key that is read here has the wrong type.
--- The first write frees memory: a full server accepts that, so that a worker which empties it keeps its lease.
+-- The lease is renewed even if another key that is read here has the wrong type.
+-- The first write frees memory, so that a worker that empties a full server keeps its lease.
 local counter = redis.call('HGET', KEYS[1], ARGV[1])
 if not counter then return {0} end
 redis.call('HDEL', KEYS[1], ARGV[1])

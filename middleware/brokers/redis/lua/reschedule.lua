@@ -1,11 +1,11 @@
 -- Gives a message in the delay store another due time, and records it.
 -- KEYS[1] delayed (destinations), KEYS[2] delayed:due:<list>, KEYS[3] delayed:messages:<list>, KEYS[4] outcome log.
--- ARGV[1] id in the delay store, ARGV[2] list name, ARGV[3] due time in ms, or '' for now, ARGV[4] the message to store from now
--- on, ARGV[5] wake channel, ARGV[6..26] event.
+-- ARGV[1] id in the delay store, ARGV[2] list name, ARGV[3] due time in ms, or '' for now, ARGV[4] the message to store instead,
+-- ARGV[5] wake channel, ARGV[6..26] event.
 -- Returns 'done', or 'already' if the message no longer waits. Bound: one message.
--- Checked: the types of all keys that it writes, first; if the log refuses the event, the message waits as before.
+-- Checked first: the types of all keys that are written. If the log refuses the event, the message waits as before.
 -- uses: append attempt clock
-redis.call('HDEL', KEYS[3], '') -- removes nothing; the first write frees memory, so that a message can be promoted on a full server
+redis.call('HDEL', KEYS[3], '') -- removes nothing; a first write that frees memory makes a full server accept the others
 redis.call('ZCARD', KEYS[1])
 redis.call('XLEN', KEYS[4])
 local before = redis.call('ZSCORE', KEYS[2], ARGV[1])

@@ -1,7 +1,7 @@
--- Shared by the scripts that store a task's result: what Celery's Redis backend does in two calls.
--- `first` is the index in ARGV of: the key, the text, the seconds until it expires ('' for never), and, if the backend's database
--- is not the broker's, the numbers of the backend's and the broker's databases. Each task has another key, so it is not in KEYS.
--- If a success is stored already, it stays, as in Celery. Otherwise clients that wait for the result are notified.
+-- Shared: stores a task's result, as Celery's Redis backend does in two calls.
+-- ARGV from `first` on: the key, the text, the seconds until it expires ('' for never), and, if the backend's database is not the
+-- broker's, the numbers of the backend's and the broker's databases. The key is not in KEYS, because each task has another one.
+-- A stored success stays, as in Celery. Otherwise clients that wait for the result are notified.
 local function is_success(stored)
   local read, meta = pcall(cjson.decode, stored)
   return read and type(meta) == 'table' and meta.status == 'SUCCESS'

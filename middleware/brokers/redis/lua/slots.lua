@@ -1,12 +1,12 @@
--- Shared by the scripts that pace redeliveries: a queue's slots, given out one by one, each `gap` milliseconds long.
--- A zset holds the stretches of time that are taken: the member is a stretch's begin, the score its end (milliseconds). No hole
--- between two stretches is shorter than a slot, because a shorter hole is closed; so a slot fits behind any stretch.
+-- Shared: a queue's slots, each `gap` milliseconds long, which are given out one by one to pace redeliveries.
+-- A zset holds the stretches of taken slots: the member is a stretch's start, the score its end (milliseconds). A hole between two
+-- stretches that is shorter than a slot is closed, so a slot fits behind any stretch.
 -- Bound: two reads of the zset; at most a hundred past stretches are removed at a time.
 
--- A time with all its digits: a slot may be a fraction of a millisecond.
+-- A time with all its digits, because a slot may be a fraction of a millisecond.
 local function exact(ms) return string.format('%.17g', ms) end
 
--- The first free slot from `due` on: its begin (`at`), and the stretch that it begins or extends. Nothing is written.
+-- The first free slot from `due` on: its start (`at`), and the stretch that it begins or extends. Nothing is written.
 local function slot_from(key, due, gap)
   local ahead = redis.call('ZRANGE', key, '(' .. exact(due), '+inf', 'BYSCORE', 'LIMIT', 0, 2, 'WITHSCORES')
   local slot, behind = {at = due, from = exact(due)}, 1
@@ -32,7 +32,7 @@ local function take_slot(key, slot, now)
   redis.call('PEXPIRE', key, string.format('%.0f', tonumber(last) - now + 60000))
 end
 
--- Gives that slot back: the stretches are as before.
+-- Gives that slot back: restores the stretches.
 local function free_slot(key, slot)
   redis.pcall('ZREM', key, slot.from)
   if slot.was then redis.pcall('ZADD', key, slot.was, slot.from) end

@@ -1,5 +1,5 @@
--- Records that a message with which a worker has died is about to run, so that a second crash is counted against it.
--- With a mark, records that the message was acknowledged before it runs (`acks_late=False`): a crash must not run it again.
+-- Records that a suspect is about to run, so that another crash counts against it.
+-- With a mark, records that the message was acknowledged before it runs (`acks_late=False`): after a crash it must not run again.
 -- KEYS[1] unacked, KEYS[2] starts. ARGV[1] tag, ARGV[2] mark or ''.
 -- Returns 'done', or 'refused' if the message is no longer held under this tag. Bound: one message.
 -- uses: clock

@@ -1,13 +1,12 @@
--- Shared by the scripts that end or move a message which a worker holds.
--- Such a script first calls `why_not`, then makes its additions, and lets go of the message last: if the server refuses a step (a
--- key of another type, a command that the user may not use), the message is still held.
+-- Shared by the scripts that end or move a message that a worker holds.
+-- They call `why_not` first, then write, and call `let_go` last: if the server refuses a step (a key of another type, a forbidden
+-- command), the message is still held.
 -- KEYS[1] unacked, KEYS[2] unacked_index, KEYS[3] starts, KEYS[4] leases; ARGV[1] tag, ARGV[2] owner token.
 -- An empty tag: no message is held, and only the event is recorded.
 
--- nil: the message may be taken; 'already': it is gone, and its owner is alive, so this call is a repeat; 'refused': it was given
--- to another owner. The first command removes nothing: it fails if `let_go` would fail, before anything is added; and because it
--- frees memory, a full server (maxmemory, noeviction) runs the script to its end. The ZREM removes only the entry by which plain
--- workers find the message.
+-- Returns nil if the message may be taken; 'already' if it is gone and its owner is alive (a repeated call); 'refused' if it was
+-- given to another owner. The HDEL removes nothing. It fails if `let_go` would fail, before anything is written, and it makes a
+-- full server (maxmemory, noeviction) accept the writes that follow. The ZREM only keeps plain workers from restoring the message.
 local function why_not()
   redis.call('HDEL', KEYS[1], '')
   if ARGV[1] == '' then return nil end

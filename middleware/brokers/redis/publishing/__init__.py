@@ -1,1 +1,1 @@
-"""A producer's channel on Redis: it publishes and records, keeps a queue's bounds, purges, and compares the clock."""
+"""A producer's channel on Redis: publishes and records, keeps a queue's bounds, purges, and compares the clock."""

@@ -1,8 +1,7 @@
-"""A batch on Redis: one script publishes all its messages and records them, or does neither, and does it once.
+"""A batch on Redis: one script publishes and records all its messages, or none, and does so once.
 
-The script is called with a token and a number, which the server remembers for `REMEMBERED` after it has carried the batch out: if
-the answer is lost and the batch is sent again, nothing is published twice. A token is used for one batch after another, so that a
-process leaves only as many keys as it has publishing threads.
+The script gets a token and a number, which the server remembers for `REMEMBERED`: if the answer is lost and the batch is repeated,
+nothing is published twice. Batches reuse tokens, so that a process leaves only one key for each publishing thread.
 
 Values that most events of a batch share (task, queue, parent) are sent once, as a form. If a queue with a `max_length` has no room
 for all messages, the script changes nothing, and the messages are published one by one.
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from ....policy.resolver import Bounds
     from ..keys import Keys
 
-#: How long a batch is remembered (ms): longer than any producer tries again.
+#: Milliseconds that a batch is remembered: longer than any producer retries.
 REMEMBERED = 600_000
 
 
@@ -40,7 +39,7 @@ class Stamps:
         self._free: list[tuple[str, int]] = []
 
     def take(self) -> tuple[str, int]:
-        """A token that is not in use, and its next number."""
+        """An unused token, and its next number."""
         if self._pid != os.getpid():
             self._pid, self._free = os.getpid(), []
         try:
@@ -50,12 +49,11 @@ class Stamps:
         return token, number + 1
 
     def give_back(self, stamp: tuple[str, int]) -> None:
-        """Release a token, because its batch has been answered."""
         self._free.append(stamp)
 
 
 class Gathering:
-    """The messages of one call of the script, as its arguments."""
+    """Collects messages as the arguments of one call of the script."""
 
     def __init__(self, keys: Keys) -> None:
         self._keys = keys
@@ -71,7 +69,6 @@ class Gathering:
     def add(
         self, message: dict[str, Any], event: Event, queue: str, *, list_name: str, bounds: Bounds | None, expires: Any
     ) -> None:
-        """Add one more message for this list of a queue."""
         most = None if bounds is None else bounds.max_length
         if most is not None or expires != "":
             self._rules.setdefault(queue, (most, expires))
@@ -89,9 +86,9 @@ class Gathering:
         return self._names.setdefault(list_name, len(self._names) + 3)
 
     def send(self, client: Redis, batch: Batch) -> Callable[[], bool]:
-        """Send all. The returned function waits until they are published; False if a queue has no room for all of its messages.
+        """Send all. The returned function waits until they are published; it returns False if a queue has no room for all.
 
-        Both raise whatever redis-py raises.
+        Both raise what redis-py raises.
         """
         if batch.stamp is None:
             batch.stamp = _STAMPS.take()

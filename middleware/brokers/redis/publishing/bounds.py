@@ -1,15 +1,15 @@
 """The bounds of a queue, and the eviction of messages because of them.
 
-A queue with a `max_length` never holds more messages than that, all priorities together: when one of our producers publishes to a
+A queue with a `max_length` never holds more messages than that, all priorities together. When one of our producers publishes to a
 full queue, the oldest message of the least urgent priority dies in the same step (`max_length`), or the publication is refused with
-`QueueFull`, and nothing is stored or recorded (`overflow`). `workers.duties.queue_bounds` evicts messages that plain producers push
-beyond it, and messages that have waited longer than the queue's own time to live.
+`QueueFull`, and nothing is stored or recorded (`overflow`). `workers.duties.queue_bounds` evicts the surplus of plain producers,
+and messages that have waited longer than the queue's own time to live.
 
-An eviction is a comparison and a move: the dead letter is made here, from the message that the broker named, and the script uses it
-only if that message is still the oldest. A message that a worker has taken meanwhile is not evicted.
+For an eviction, the broker first names the oldest message. The dead letter is made here, and the script uses it only if that
+message is still the oldest. So a message that a worker has taken meanwhile is not evicted.
 
 Limits: messages in the delay store, or held by a worker, do not count; the queue may be longer for a moment when they come back. If
-a message must be kept, and its dead-letter queue is missing, it stays: the queue grows, and a line of the log says so.
+a message must be kept, and its dead-letter queue is missing, it stays: the queue grows, and a log line reports it.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ if TYPE_CHECKING:
     from ....runtime import Runtime
     from ..keys import Keys
 
-#: How often the oldest message may have changed (many producers at a full queue); each try is one more round trip.
+#: How often a publication is tried while the oldest message changes (many producers at a full queue).
 MAX_TRIES = 1000
 MISSING = "auto_create_dead_letter_resources is off: declare the queue; until then no message is removed"
 
 
 @dataclass(frozen=True, slots=True)
 class Eviction:
-    """The eviction of a message that did not run: its dead letter (empty: it is discarded), its death, its events.
+    """The eviction of a message that did not run: its dead letter, its death and its events.
 
-    A message that an operator purges has no death.
+    `letter` is empty if the message is discarded; `death` is None if an operator purges it.
     """
 
     letter: bytes
@@ -61,14 +61,14 @@ class Eviction:
         return "" if self.death is None else self.death.target or ""
 
     def to_args(self, queue: str) -> list[Any]:
-        """The scripts' arguments: origin queue, whether the target must exist, dead letter, target, and each event's values."""
+        """The scripts' arguments: origin queue, whether the target must exist, dead letter, target, the events' values."""
         events = [value for event in self.events for value in encoded(event)]
         must_exist = self.death is not None and self.target and self.death.must_exist
         return [queue, int(bool(must_exist)), self.letter, self.target, *events]
 
 
 def evicted(runtime: Runtime, raw: bytes, queue: str, reason: Reason, *, now_ms: int, detail: str) -> Eviction:
-    """How this message dies in its queue, whatever its bytes are. A dead letter gets no event: its death is recorded already."""
+    """How this message dies in its queue, even if it cannot be decoded. A dead letter gets no event: its death is recorded."""
     try:
         message = opened(raw)
     except EnvelopeError:
@@ -99,7 +99,7 @@ def publish_within(
     list_name: str,
     expires: Any,
 ) -> None:
-    """Publish a message to a queue that has bounds, or a message whose own headers ask for its date.
+    """Publish a message to a queue with bounds, or a message whose headers ask for the time of its publication.
 
     Raises `QueueFull` if the queue is full and refuses; `BrokerError` if its oldest message changed at each try.
     """
@@ -142,9 +142,9 @@ def evict_oldest(
     known: tuple[int, bytes] | None = None,
     eviction: Eviction | None = None,
 ) -> tuple[str, int, bytes]:
-    """Do one step of an eviction; return the state, and the message (with the index of its list) that would be evicted next.
+    """Do one step of an eviction; return the state, and the next message to evict (the index of its list, and its bytes).
 
-    Without `eviction` nothing is moved. If `most` is None, the message is evicted whatever the length of the queue is.
+    `known` is the message that `eviction` is for; without them nothing is moved. If `most` is None, the queue's length is ignored.
     """
     at, raw = (0, b"") if known is None else known
     names = [keys.outcomes, *_letter_names(keys, queue, eviction), *map(keys.list, keys.list_names(queue))]
@@ -160,7 +160,7 @@ def alarm(eviction: Eviction, queue: str) -> None:
 
 
 def announce_eviction(runtime: Runtime, eviction: Eviction, reason: Reason) -> None:
-    """Log an eviction that was carried out, and store the task's result; for an evicted dead letter, this was done at its death."""
+    """Log an eviction, and store the task's result. An evicted dead letter had both at its death."""
     death = eviction.death
     if death is None or not eviction.events:
         return
@@ -170,7 +170,7 @@ def announce_eviction(runtime: Runtime, eviction: Eviction, reason: Reason) -> N
 
 
 def _letter_names(keys: Keys, queue: str, eviction: Eviction | None) -> list[str]:
-    target = queue if eviction is None else eviction.target or queue  # any key to read, if there is no dead letter
+    target = queue if eviction is None else eviction.target or queue  # without a dead letter, any readable key will do
     return [keys.dead_letter_queues, keys.list(target), keys.bindings(target)]
 
 

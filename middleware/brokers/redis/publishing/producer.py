@@ -1,8 +1,8 @@
 """Publishing on Redis: every channel of an app with `Redelivery` publishes a task and its outcome event in one step.
 
 All tasks of a batch (`batch`) are published and recorded in one step. kombu itself publishes other messages (replies, remote
-control, events), and batches of its own. On a full server, a script makes bindings, and what kombu asks in transactions is asked
-without them, so that a worker can connect and empty the queues. A purge is recorded, too.
+control, events), and its own batches. So that a worker can connect to a full server and empty the queues, a script makes the
+bindings there, and kombu's transactions are replaced by single commands.
 """
 
 from __future__ import annotations
@@ -34,11 +34,10 @@ class Publishing:
     """The publishing half of a channel: a mixin, because kombu has one channel for Redis and one for Sentinel."""
 
     _publishing: tuple[Redis, Keys] | None = None
-    #: The batch that is being put together, while that is so.
+    #: The batch that is being collected, if there is one.
     _gathering: Gathering | None = None
 
     def _queue_bind(self: Any, exchange: str, routing_key: str, pattern: str, queue: str) -> None:
-        """As kombu's; on a full server by a script that the server accepts."""
         try:
             super()._queue_bind(exchange, routing_key, pattern, queue)  # type: ignore[misc]
         except OutOfMemoryError:
@@ -51,10 +50,9 @@ class Publishing:
             msg = f"the broker {what}: {exc}"
             raise ConnectionError(msg) from None  # Celery's consumer connects again at this error
 
-    # instead of kombu's transactions: a full Redis 7.0 refuses every command in one, even if it only reads or frees
+    # A full Redis 7.0 refuses every command in kombu's transactions, even if it only reads or frees memory.
 
     def _size(self: Any, queue: str) -> int:
-        """As kombu's: how many messages wait in the queue."""
         try:
             return int(super()._size(queue))  # type: ignore[misc]
         except OutOfMemoryError:
@@ -62,14 +60,12 @@ class Publishing:
             return sum(int(client.llen(keys.list(name))) for name in keys.list_names(queue))
 
     def _has_queue(self: Any, queue: str, **kwargs: Any) -> bool:
-        """As kombu's: whether anything waits in the queue."""
         try:
             return bool(super()._has_queue(queue, **kwargs))  # type: ignore[misc]
         except OutOfMemoryError:
             return bool(self._size(queue))
 
     def _delete(self: Any, queue: str, *args: Any, **kwargs: Any) -> None:
-        """As kombu's: delete the queue's bindings, and then its messages."""
         try:
             super()._delete(queue, *args, **kwargs)  # type: ignore[misc]
         except OutOfMemoryError:
@@ -77,7 +73,6 @@ class Publishing:
             client.delete(*(keys.list(name) for name in keys.list_names(queue)))
 
     def _put(self: Any, queue: str, message: dict[str, Any], **kwargs: Any) -> Any:
-        """Publish and record, in one step, if the message is a Celery task."""
         event = published(message, queue)
         if event is None or kwargs.get("_publish_batch") is not None:
             return super()._put(queue, message, **kwargs)  # type: ignore[misc]
@@ -105,7 +100,7 @@ class Publishing:
     def publish_together(self: Any, batch: Batch) -> None:
         """Publish and record the rest of a batch: all in one step, or one by one if a queue has no room for all.
 
-        Raises what `basic_publish` raises; with one by one, the messages before the refused one are published.
+        Raises what `basic_publish` raises. If they go one by one, the messages before the refused one are published.
         """
         if batch.are_published is None:
             self.send_together(batch)
@@ -120,7 +115,7 @@ class Publishing:
         _CLOCK.look(*self._publisher())
 
     def send_together(self: Any, batch: Batch) -> None:
-        """Send the rest of a batch to the server; `publish_together` then waits for its answer. Raises what that raises."""
+        """Send the rest of a batch to the server; `publish_together` then waits for the answer. Raises the same errors."""
         left = batch.left
         if len(left) <= 1:
             self._publish_each(batch)
@@ -143,12 +138,12 @@ class Publishing:
             each.is_published = True
 
     def _purge(self: Any, queue: str) -> int:
-        """Discard the messages in a queue, as kombu does, and record it: `celery purge` is an operator's action."""
+        """Discard the messages in a queue, and record it: `celery purge` is an operator's action."""
         client, keys = self._publisher()
         return purge(client, keys, queue)
 
     def _publisher(self: Any) -> tuple[Redis, Keys]:
-        """The client that publishes, made again after a fork; without kombu's prefixing, which cannot handle a script's keys."""
+        """The publishing client, made again after a fork. It has no prefix: kombu's prefixing cannot handle a script's keys."""
         if self._publishing is None or self._publishing[0].connection_pool is not self.pool:
             runtime = getattr(self.connection.client, "redelivery", None)
             wanted = 0 if runtime is None else runtime.settings.wait_replicas

@@ -1,9 +1,9 @@
-"""A producer's clock: compared with the server's now and then; if it is wrong, this is noted on the server for operators.
+"""Compares a producer's clock with the server's, and notes a wrong clock on the server for operators.
 
-Countdowns do not need it (`messages/countdown`), but a time that a producer computes by itself (`eta=`, `expires=` as a time) is as
-wrong as its clock. The first publication of a process compares, and then one in each hour. A right clock leaves nothing on the
-server. A wrong one is noted under its host's name for one or two days, and logged; if it is right again while there are notes of
-that day, this is noted, too. No publication fails because of it.
+Countdowns do not need the producer's clock (`messages/countdown`), but times that the producer computes (`eta=`, `expires=` as a
+time) do. The first publication of a process compares the clocks, and then one publication in each hour. A wrong clock is logged,
+and noted under its host's name for one or two days. A correct clock is noted only if there are notes of the day. No publication
+fails because of a comparison.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
 #: Seconds between two comparisons by one process.
 EVERY = 3600.0
 DAY_MS = 86_400_000
-#: The most hosts that are noted on one day.
+#: The most hosts with a note on one day.
 MAX_HOSTS = 1000
 WHY = "the times that it computes (eta, expires) are wrong, too: set its clock (NTP), or publish with countdown"
 
 
 class ProducerClock:
-    """The clock of this process' machine."""
+    """The clock of this machine."""
 
     def __init__(self) -> None:
         self._next = -math.inf
 
     def look(self, client: Redis, keys: Keys) -> None:
-        """Compare it with the server's, if the last comparison is `EVERY` seconds old."""
+        """Compare the clock with the server's, if the last comparison is `EVERY` seconds old."""
         now = time.monotonic()
         if now < self._next:
             return

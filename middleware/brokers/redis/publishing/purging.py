@@ -1,6 +1,6 @@
-"""Celery's `purge` on Redis: the messages in a queue are discarded, and each task is recorded in the same step.
+"""Celery's `purge` on Redis: discards the messages in a queue, and records each task in the same step.
 
-Messages that a worker holds, or that wait in the delay store, stay, as in Celery. Messages that are no tasks are discarded without
+Messages that a worker holds, or that wait in the delay store, stay, as in Celery. Messages that are not tasks are discarded without
 a record. Limits: one round trip for each message; Celery deletes the whole list in one.
 """
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def purge(client: Redis, keys: Keys, queue: str) -> int:
-    """Discard the messages in a queue, the oldest first, at most as many as there were at the begin; return how many went."""
+    """Discard the messages in a queue, the oldest first, at most as many as there are now; return how many were discarded."""
     bound = sum(int(client.llen(keys.list(name))) for name in keys.list_names(queue))
     gone = 0
     state, at, raw = evict_oldest(client, keys, queue, most=0)
@@ -40,7 +40,7 @@ def purge(client: Redis, keys: Keys, queue: str) -> int:
 
 
 def _events(raw: bytes, queue: str) -> tuple[Event, ...]:
-    """The events of a purged message; none if it is no task."""
+    """The events of a purged message; none if it is not a task."""
     try:
         headers = opened(raw)["headers"]
     except EnvelopeError:

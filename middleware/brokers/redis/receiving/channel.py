@@ -1,10 +1,10 @@
-"""Receiving on Redis: kombu's transport, with a channel that takes its task messages in batches, by one script.
+"""Receiving on Redis: kombu's transport, with a channel that receives task messages in batches, by one script.
 
-kombu pops a message (BRPOP) and then records that it holds it (HSET): a worker that dies between the two loses it. Here both are
-one step. A waiting worker does not pop: if a receive finds nothing, it looks at the lists, and the server pushes a line to the
-worker (client-side caching) when one of them changes.
+kombu pops a message (BRPOP), and then records it as held (HSET): a worker that dies in between loses the message. Here both are one
+step. A waiting worker does not pop. If a receive finds nothing, the worker looks at the lists, and the server then pushes a notice
+to the worker when one of them changes (client-side caching).
 
-Only the channel of the worker's task consumer receives like this, from `arm` on. Remote control, events, mingle, `basic_get`, other
+Only the channel of the worker's task consumer receives like this, after `arm`. Remote control, events, mingle, `basic_get`, other
 connections of the app and other apps in the process use kombu's own code, except for `_put`, which publishes a task and records it
 in one step. Nothing global is patched.
 """
@@ -44,15 +44,15 @@ MAX_BYTES = 8 * 1024 * 1024
 MAX_NAMES = 1000
 #: The most messages that a producer publishes in one script: it blocks the server for one or two milliseconds.
 MAX_TOGETHER = 100
-#: Seconds after which the rest of a batch waits for the next turn of the loop; and where nothing wakes the loop (kombu 5.6): it
-#: sleeps for up to a second before that turn.
+#: Seconds after which the rest of a batch waits for the event loop's next turn. The second limit is for kombu 5.6, whose loop
+#: cannot be woken, and may sleep for a second before that turn.
 MAX_HAND_OVER, UNWOKEN = 0.02, 1.0
-#: Seconds that an idle worker, which a push has made ask, waits for the answer before its event loop goes on.
+#: Seconds that an idle worker waits for the answer when a push has made it ask; then its event loop goes on.
 AT_ONCE = 0.001
 
 
 class Message(virtual.Message):
-    """A kombu message. `held` is None if kombu itself holds it. `queue` is the queue that kombu's own receive took it from."""
+    """A kombu message. `held` is None if kombu holds the message itself. `queue` is set if kombu's own receive took it."""
 
     held: Held | None = None
     queue: str | None = None
@@ -62,14 +62,13 @@ class QoS(kombu_redis.QoS):
     """The prefetch window. Messages of an armed channel are held, ended and moved by scripts, not here."""
 
     def append(self, message: Message, delivery_tag: str) -> None:
-        """Count the message in the window; the script has recorded it as held already."""
         if getattr(message, "held", None) is None:
             super().append(message, delivery_tag)
         else:
             virtual.QoS.append(self, message, delivery_tag)
 
     def ack(self, delivery_tag: str) -> None:
-        """End a message without an event, because Celery itself acknowledges it."""
+        """End the message without an event, because Celery itself acknowledges it."""
         owner = self._owner_of(delivery_tag)
         if owner is None:
             super().ack(delivery_tag)
@@ -78,7 +77,7 @@ class QoS(kombu_redis.QoS):
             owner.drop(delivery_tag)
 
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:
-        """Give the message back with `requeue`; else end it."""
+        """Give the message back with `requeue`; otherwise end it."""
         owner = self._owner_of(delivery_tag)
         if owner is None:
             super().reject(delivery_tag, requeue=requeue)
@@ -89,14 +88,14 @@ class QoS(kombu_redis.QoS):
             self.ack(delivery_tag)
 
     def restore_visible(self, *args: Any, **kwargs: Any) -> None:
-        """As kombu's, for the messages of plain workers; if the server refuses writes, the worker goes on."""
+        """As kombu's, for the messages of plain workers. If the server refuses writes, the worker goes on."""
         try:
             super().restore_visible(*args, **kwargs)
         except ResponseError as exc:
             log.warning("restore.refused", error=str(exc))
 
     def restore_unacked_once(self, stderr: object = None) -> None:
-        """Restore nothing for an armed channel: after a lost connection, the owner gives back what it does not keep."""
+        """Restore nothing for an armed channel: when it has connected again, the owner gives back what it does not keep."""
         if self.channel.receiver is None:
             super().restore_unacked_once(stderr)
 
@@ -106,7 +105,7 @@ class QoS(kombu_redis.QoS):
 
 
 class Receiving:
-    """The channel: a mixin, because kombu has one channel for Redis and one for Sentinel."""
+    """The receiving half of a channel: a mixin, because kombu has one channel for Redis and one for Sentinel."""
 
     QoS = QoS
     Message = Message
@@ -114,7 +113,7 @@ class Receiving:
     _receive_pool: ConnectionPool | None = None
 
     def arm(self: Any, receiver: Receiver) -> None:
-        """From here on, this channel receives for this owner."""
+        """Make this channel receive for this receiver's owner."""
         self.receiver = receiver
         pool = self._get_pool(asynchronous=True)
         kwargs = pool.connection_kwargs
@@ -126,7 +125,7 @@ class Receiving:
         self._receive_pool = pool
         self.client = Redis(connection_pool=pool)
         if previous is not None and previous.connection is not None:
-            self.connection.cycle.leave(self)  # mingle has received by it
+            self.connection.cycle.leave(self)  # mingle has used it
             previous.connection.disconnect()
 
     def _on_receive_connect(self: Any, connection: Any) -> None:
@@ -145,7 +144,7 @@ class Receiving:
         self.receiver.connected()
 
     def _track(self: Any, connection: Any) -> str:
-        """Make the server push changes of keys that are read. Returns why it does not, or ''. Needs a known redis-py."""
+        """Make the server push changes of keys that are read. Returns '', or why it does not."""
         hear = getattr(getattr(connection, "_parser", None), "set_invalidation_push_handler", None)
         if hear is None or not is_known("redis"):
             return "this redis-py hears no pushes that we know of"
@@ -159,11 +158,11 @@ class Receiving:
                 connection.read_response()
             except ResponseError as exc:
                 if self.receiver.owner.transport.is_transient(exc):
-                    raise  # the connection is made anew
+                    raise  # a new connection is made
                 refused.append(str(exc))
         return refused[0] if refused else ""
 
-    # the names are kombu's: its poller calls them for the connection that fetches messages
+    # kombu's poller calls these for the connection that fetches messages
 
     def _brpop_start(self: Any, timeout: float | None = None) -> None:
         receiver: Receiver | None = self.receiver
@@ -174,7 +173,7 @@ class Receiving:
             self._continue(receiver)
             if receiver.pending:
                 return
-        if receiver.must_look() and not receiver.is_woken:  # a woken one asks first, and looks after the answer
+        if receiver.must_look() and not receiver.is_woken:  # a woken receiver asks first, and looks after the answer
             self._send(self._looks(receiver.watched, "watched"))
             return
         budget = self._budget()
@@ -197,13 +196,13 @@ class Receiving:
         receiver.asked()
         commands = [packed(receiver.script.sha, names, args)]
         receiver.own = names[4].encode()
-        if receiver.is_tracking and receiver.own not in receiver.told_of:  # before it waits: then it may be woken
+        if receiver.is_tracking and receiver.own not in receiver.told_of:  # another worker may wake it as soon as it waits
             commands = [*self._looks(frozenset((receiver.own,)), "own"), *commands]
         receiver.under_way.append("batch")
         self._send(commands)
 
     def _continue(self: Any, receiver: Receiver) -> None:
-        """Hand over the rest of a batch. The loop has chosen its wait already: no timer would shorten it."""
+        """Hand over the rest of a batch. The loop has already chosen how long it sleeps, so a timer would not wake it."""
         if receiver.was_cut_short and self.connection.look_around():
             receiver.was_cut_short = False
             return
@@ -217,14 +216,14 @@ class Receiving:
         self._in_poll.send_packed_command([b"".join(commands)])
 
     def _looks(self: Any, keys: frozenset[bytes], kind: str) -> list[bytes]:
-        """The commands that make the server report each of these keys once, when it changes, and tell whether any exists now."""
+        """The commands that ask whether any of these keys exists, and make the server report each key's next change."""
         receiver: Receiver = self.receiver
         receiver.under_way += ["", kind]
         receiver.told_of |= keys
         return [command(b"CLIENT", b"CACHING", b"YES"), command(b"EXISTS", *keys)]
 
     def _names_of(self: Any, queues: tuple[str, ...], token: str) -> tuple[list[str], list[str]]:
-        """The script's keys and suffixes for these queues, in this order; remembered, because the order only rotates."""
+        """The script's keys and suffixes for these queues, in this order. They are cached, because the order only rotates."""
         known = self.receiver.names.get((queues, token))
         if known is None:
             keys = Keys.of(self)
@@ -235,13 +234,13 @@ class Receiving:
         return known  # type: ignore[no-any-return]
 
     def _lists_of(self: Any, at: int) -> list[bytes]:
-        """The lists of one of the queues that the script was asked for: the one with this index."""
+        """The lists of the queue with this index in the last call of the script."""
         queues = self.receiver.queues
         names, _ = self._names_of(tuple(queues), self.receiver.asked_as)
         return [name.encode() for name in names[5 + 2 * len(queues) + at :: len(queues)]]
 
     def _turn(self: Any) -> int:
-        """How many messages one queue gives before the next queue: one, unless the app has given its queues priorities."""
+        """How many messages one queue gives before the next queue's turn: one, unless the app's queues have priorities."""
         return MAX_MESSAGES if isinstance(self._queue_cycle, priority_cycle) else 1
 
     def _budget(self: Any) -> int:
@@ -284,7 +283,7 @@ class Receiving:
         return True
 
     def _read(self: Any, connection: Any) -> None:
-        """Read the reply that is under way, and pushes, until there are no more, or one is a reason to ask."""
+        """Read the awaited answers, and then pushes, until there are no more, or one is a reason to ask."""
         if self._in_poll:
             self._read_answers(connection)
         else:
@@ -293,7 +292,7 @@ class Receiving:
             connection.read_response(**self._as_push())
 
     def _read_answers(self: Any, connection: Any) -> None:
-        """Read the answers that are under way. A batch is stored before the pushes that follow it are read: they came after it."""
+        """Read the awaited answers, and take a batch in at once: the pushes behind it are newer."""
         receiver, refused = self.receiver, None
         while receiver.under_way:
             kind = receiver.under_way.popleft()
@@ -313,7 +312,7 @@ class Receiving:
             raise refused
 
     def _as_push(self: Any) -> dict[str, bool]:
-        """The argument that makes redis-py read a push; nothing if the server does not push."""
+        """The argument that makes redis-py read a push, if the server pushes."""
         return {"push_request": True} if self.receiver.is_tracking else {}
 
     def _take_in(self: Any, reply: list[Any]) -> None:
@@ -327,7 +326,7 @@ class Receiving:
             return
         if receiver.asked_as == owner.token:
             owner.calls += 1
-        is_empty = len(reply) == 4  # noqa: PLR2004 - state, time, when to look, what it watches: no message
+        is_empty = len(reply) == 4  # noqa: PLR2004 - the four values read above, and no message
         receiver.watched = frozenset(each for at, flag in enumerate(watches) if flag == ord("1") for each in self._lists_of(at))
         waits = receiver.is_tracking and look_ms and watches == b"0"
         receiver.waits_for = frozenset(self._lists_of(0)) if waits else frozenset()
@@ -335,7 +334,7 @@ class Receiving:
             names, _ = self._names_of(tuple(receiver.queues), receiver.asked_as)
             receiver.place = (names[2], *names[5:])
         if not is_empty:
-            receiver.told_of &= {receiver.own}  # no push for its own changes, nor for the next ones
+            receiver.told_of &= {receiver.own}  # the script changed the lists, which ends the tracking without a push
         if receiver.is_tracking and look_ms:
             receiver.waits(look_ms)
         elif is_empty and not receiver.is_tracking:
@@ -365,15 +364,15 @@ class Receiving:
         receiver.wake()
 
     def _hand_over(self: Any, seconds: float = MAX_HAND_OVER) -> int:
-        """Give pending messages to their consumers, for so many seconds.
+        """Give pending messages to their consumers for this long. Returns how many.
 
-        Garbage, and messages of queues without a consumer, do not stop the others.
+        Undecodable messages, and messages of queues without a consumer, do not stop the others.
         """
         receiver: Receiver = self.receiver
         count, began = 0, time.monotonic()
         while receiver.pending:
             if time.monotonic() - began > seconds:
-                # The pool runs tasks in this thread, or has no room: the loop must see a shutdown or a revoke between two messages.
+                # The pool runs tasks in this thread, or is full: the loop must handle a shutdown or a revoke between messages.
                 receiver.was_cut_short = True
                 self.connection.wake_in(0.001)
                 break
@@ -395,7 +394,7 @@ class Receiving:
         return count
 
     def _give_back(self: Any, list_name: str) -> None:
-        """Give back all pending messages of a list that is no longer consumed, in one call: one by one, their order would turn."""
+        """Give back all pending messages of a list that is no longer consumed, in one call, which keeps their order."""
         receiver: Receiver = self.receiver
         back = [held for held in receiver.pending if held.list_name == list_name]
         receiver.pending = deque(held for held in receiver.pending if held.list_name != list_name)
@@ -425,7 +424,7 @@ class Receiving:
         return release_credit
 
     def basic_consume(self: Any, queue: str, no_ack: bool, callback: Callable[..., Any], consumer_tag: str, **kwargs: Any) -> Any:
-        """As kombu's; an armed channel calls `callback` with complete messages, and holds those of a queue with `no_ack`, too."""
+        """As kombu's. An armed channel calls `callback` with complete messages, and holds messages even with `no_ack`."""
         if self.receiver is None and not no_ack:
             callback = _named(callback, queue)
         answer = super().basic_consume(queue, no_ack, callback, consumer_tag, **kwargs)  # type: ignore[misc]
@@ -435,13 +434,12 @@ class Receiving:
         return answer
 
     def basic_cancel(self: Any, consumer_tag: str) -> Any:
-        """As kombu's; an armed channel no longer waits for the queue."""
         if self.receiver is not None:
             self.receiver.leaves()
         return super().basic_cancel(consumer_tag)  # type: ignore[misc]
 
     def close(self: Any) -> None:
-        """As kombu's; a reply that is still under way is not read: the owner gives its messages back."""
+        """As kombu's. An awaited answer is not read: the owner gives its messages back."""
         if self.receiver is not None:
             self.receiver.leaves()
             self._in_poll = None
@@ -459,7 +457,7 @@ class SentinelChannel(Publishing, Receiving, kombu_redis.SentinelChannel):  # ty
 
 
 def _named(callback: Callable[..., Any], queue: str) -> Callable[..., Any]:
-    """Give each message of kombu's own receive the name of its queue, because its routing key may lead to several."""
+    """Give each message of kombu's own receive the name of its queue, which its routing key does not tell."""
 
     def named(message: Message) -> Any:
         message.queue = queue
@@ -480,5 +478,4 @@ class SentinelReceivingTransport(Wakeful, kombu_redis.SentinelTransport):  # typ
     """kombu's Sentinel transport, with our channel."""
 
     Channel = SentinelChannel
-    #: How many messages its channels publish in one batch (`publish_together`).
     publishes_together = MAX_TOGETHER

@@ -1,8 +1,8 @@
-"""The owner: one worker's claim on the messages it holds.
+"""The owner: one worker's claim on the messages that it holds.
 
-A worker takes a token when its consumer starts, and holds every message under a tag `<token>:<counter>`. While its lease is renewed
-(by `workers.duties.lease`, from a native thread), no other worker touches these messages. If another worker sees that the lease is
-not renewed, it fences the token: then this worker's transitions are refused, and it goes on under a new token.
+A worker takes a token when its consumer starts, and holds every message under a tag `<token>:<counter>`. `workers.duties.lease`
+renews its lease, and meanwhile no other worker touches these messages. If another worker sees that the lease is not renewed, it
+fences the token: then this worker's transitions are refused, and it goes on under a new token.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Owner:
-    """The messages that this worker holds: `held` maps tag → message, from its receipt until its transition has been answered."""
+    """The messages that this worker holds (`Deliveries`)."""
 
     def __init__(self, transport: RedisTransport, worker: str) -> None:
         self.transport = transport
@@ -42,10 +42,9 @@ class Owner:
         return self
 
     def begin(self, instead_of: str) -> None:
-        """Take a new token, and open its lease, unless another thread has done so: several may notice that the lease is gone.
+        """Take a new token instead of a lost one, and open its lease. Does nothing if another thread has already done so.
 
-        `instead_of` is the token that was lost. If the registration gets no answer, the new token holds nothing, and its lease ends
-        because it is not renewed.
+        If the registration gets no answer, the new token holds nothing, and its lease ends because it is not renewed.
         """
         with self._beginning:
             if self.token != instead_of:
@@ -60,14 +59,14 @@ class Owner:
         return bool(self.token) and self.transport.leases.renew(self.token) is not None
 
     def holds(self, tag: str) -> bool:
-        """Whether this tag was made under the owner's current token, or by kombu, which has no tokens."""
+        """Whether this tag has the owner's current token, or is kombu's own, without a token."""
         return tag.startswith(self.token) or not self.has_minted(tag)
 
     def take(self, message: Any) -> Held | None:
-        """Hold a message that kombu's own receive took, and recorded under its own tag; None if it does not come from a task queue.
+        """Hold a message that kombu's own receive took and recorded; None if it does not come from a task queue.
 
         This is weaker than our receive: a crash between kombu's two steps loses the message. A dead worker's messages come back
-        after kombu's visibility timeout (an hour by default), not within seconds; so does one that runs for longer than that.
+        only after kombu's visibility timeout (an hour by default). A message whose task runs for longer comes back, too.
         """
         channel, queue = message.channel, getattr(message, "queue", None)
         if queue is None:
@@ -86,15 +85,13 @@ class Owner:
         return self.transport.accept(tag)
 
     def has_minted(self, tag: str) -> bool:
-        """Whether this tag is an owner's, held under a lease, and not kombu's own."""
         return ":" in tag
 
     def saw_server_time(self, now_ms: int) -> None:
-        """Remember the server's time, which was read just now."""
         self._clock.heard(now_ms)
 
     def now_ms(self) -> int:
-        """The server's time, as far as this worker knows it without a call; the worker's own clock is not used."""
+        """The server's time; a call is made only the first time. This machine's own clock is not used."""
         if not self._clock.is_known:
             self.saw_server_time(self.transport.now_ms())
         return self._clock.now_ms()
@@ -107,9 +104,9 @@ class Owner:
             held.leave()
 
     def release(self, keep: set[str]) -> int:
-        """Give back, uncounted, all messages that this owner holds on the broker, except the tags to `keep`. Returns how many went.
+        """Give back, uncounted, all messages that this owner holds on the broker, except the tags to `keep`. Returns how many.
 
-        This includes a batch whose reply was lost, so that this worker has never seen it.
+        This includes a batch that this worker has never seen, because the reply was lost.
         """
         given: dict[str, Held] = {each.tag: each for each in self.transport.leases.held_by(self.token) if each.tag not in keep}
         count = 0

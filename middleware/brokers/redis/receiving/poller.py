@@ -1,7 +1,7 @@
-"""Polling on Redis: kombu's poller and its part of the event loop, for channels that receive by a script (`channel`).
+"""Polling on Redis: kombu's poller and its part of the event loop, for armed channels, which receive by a script (`channel`).
 
-Such a channel is read whenever data has come, and asks when its receiver says so. The loop wakes up for that, also if another
-thread made room for more messages.
+An armed channel is read whenever data has come, and asks when its receiver says so. The loop wakes up for that, and when another
+thread has made room for more messages.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 class Poller(kombu_redis.MultiChannelPoller):
-    """kombu's poller; for an armed channel, it also considers when to ask next, and reads pushes."""
+    """kombu's poller, which also reads an armed channel's pushes, and wakes up when the channel has to ask."""
 
     def on_readable(self, fileno: int) -> Any:
-        """Read for an armed channel even if there is no room: a push is remembered, and does not make kombu disconnect."""
+        """Read for an armed channel even if it has no room: kombu would disconnect at a push."""
         channel, kind = self._fd_to_chan.get(fileno, (None, None))
         if kind == "BRPOP" and channel.receiver is not None and fileno not in self._paused():
             try:
@@ -32,21 +32,21 @@ class Poller(kombu_redis.MultiChannelPoller):
         return super().on_readable(fileno)
 
     def leave(self, channel: Any) -> None:
-        """Stop reading for a channel whose connection is about to close: its number may become that of another connection.
+        """Stop reading for a channel whose connection is about to close.
 
-        kombu would still read for this channel when data come on that other one, and wait for ever for an answer that is not due.
+        Another connection may get its file number. kombu would then read for this channel, and wait for ever for an answer.
         """
         for fileno in [each for each, watched in self._fd_to_chan.items() if watched == (channel, "BRPOP")]:
             del self._fd_to_chan[fileno]
             self.poller.unregister(fileno)
 
     def _paused(self) -> Collection[int]:
-        """The connections that kombu does not read for now; kombu 5.6 has none."""
+        """The connections that kombu does not read at present; kombu 5.6 has no such list."""
         paused: Collection[int] = getattr(self, "_paused_brpop", ())
         return paused
 
     def get(self, callback: Any, timeout: float | None = None) -> Any:
-        """As kombu's, but it waits at most until the next call of the script is due."""
+        """As kombu's, but wait at most until the next call of the script is due."""
         receivers = [channel.receiver for channel in self._channels if channel.receiver is not None]
         waits = [each.seconds_to_wait() or each.seconds_to_rest() for each in receivers]
         if waits and (timeout is None or min(waits) < timeout):
@@ -57,11 +57,11 @@ class Poller(kombu_redis.MultiChannelPoller):
         except Empty:
             if before == [each.handed_over for each in receivers]:
                 raise
-            return None  # pending messages were handed over before the wait: the worker's loop continues
+            return None  # messages were handed over before the wait
 
 
 class Wakeful:
-    """Mixin for a transport: wakes its event loop when another thread makes room."""
+    """Mixin for a transport, to wake its event loop."""
 
     _hub: Any = None
 
@@ -70,17 +70,16 @@ class Wakeful:
         self.cycle = Poller()
 
     def register_with_event_loop(self: Any, connection: Any, loop: Any) -> None:
-        """As kombu's; remembers the loop."""
         super().register_with_event_loop(connection, loop)  # type: ignore[misc]
         self._hub = loop
 
     def wake_in(self: Any, seconds: float) -> None:
-        """Make the event loop look again after this time, if it is less than the loop's own second."""
+        """Wake the event loop after this time, if it is shorter than the loop's own wait of a second."""
         if self._hub is not None and 0 < seconds < 1:
             self._hub.call_later(seconds, ignore)
 
     def look_around(self: Any) -> bool:
-        """Make the loop's next turn read what has come, without waiting; False if there is no loop that can."""
+        """Make the loop's next turn read what has come, without waiting; False if the loop cannot do that."""
         waker = getattr(self._hub, "_waker", None)
         if waker is None:
             return False
@@ -88,6 +87,6 @@ class Wakeful:
         return True
 
     def wake(self: Any) -> None:
-        """Make the event loop look again; called from any thread. A hub of kombu 5.6 goes on sleeping, for a second at most."""
+        """Wake the event loop, from any thread. A hub of kombu 5.6 sleeps on, for a second at most."""
         if self._hub is not None and threading.get_ident() != getattr(self._hub, "_loop_thread", None):  # kombu's own test
             self._hub.call_soon(ignore)
