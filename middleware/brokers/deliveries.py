@@ -23,6 +23,9 @@ class WithoutLeases:
     fast_path: None = None
     registry: None = None
 
+    def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
     def is_transient(self, exc: BaseException) -> bool:
         return isinstance(exc, OSError)
 

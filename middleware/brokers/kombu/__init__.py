@@ -1,1 +1,1 @@
-"""The transitions on kombu's other transports, by kombu's own interface."""
+"""The transitions on kombu's other transports, through kombu's own interface."""

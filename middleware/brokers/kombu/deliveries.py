@@ -1,10 +1,9 @@
-"""The messages that one worker holds on a broker that is used by kombu's own interface only.
+"""The messages that one worker holds on a broker that is used only through kombu's own interface.
 
-A delivery is acknowledged in the thread in which its message ended, as Celery does it; kombu allows for that. When the channel
-closes, kombu puts back the deliveries that are not acknowledged, if it can: as they came, and marked, whatever the worker did with
-them meanwhile.
+A delivery is acknowledged in the thread in which its message ended, as in Celery; kombu allows that. When the channel closes, kombu
+puts unacknowledged deliveries back, if it can: unchanged and marked, whatever the worker did with them meanwhile.
 
-Limits: bytes that are no message end the consumer's connection inside kombu, before our code sees them.
+Limits: bytes that are not a message end the consumer's connection inside kombu, before our code sees them.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ if TYPE_CHECKING:
 
     from ...ports import Held, Transport
 
-#: The fields that kombu gives every delivery. Some transports add objects of their own; these are not put into envelopes.
+#: The fields that kombu gives every delivery. Some transports add objects of their own, which do not go into envelopes.
 DELIVERY_INFO = ("exchange", "routing_key", "redelivered", "priority")
 
 
 class GenericClaim(Claim):
-    """The messages that this worker holds."""
+    """The messages that this worker holds (`Deliveries`)."""
 
     def __init__(self, transport: Transport, worker: str) -> None:
         super().__init__(transport, worker)
@@ -40,7 +39,7 @@ class GenericClaim(Claim):
         self._numbers = itertools.count(1)
 
     def attach(self, consumer: Consumer) -> None:
-        """Called when the consumer has connected, for the first time or again, before it consumes."""
+        """Hold this consumer's deliveries. Called each time it has connected, before it consumes."""
         lost = len(self.held)
         self.token = uuid.uuid4().hex[:12]
         self.held.clear()
@@ -67,7 +66,6 @@ class GenericClaim(Claim):
         return held
 
     def settle(self, tag: str) -> None:
-        """Acknowledge the delivery: its message has ended or moved."""
         acknowledge = self._acknowledge.pop(tag, None)
         if acknowledge is None:
             return
@@ -82,7 +80,7 @@ class GenericClaim(Claim):
 
 
 def envelope_of(payload: dict[str, Any], *, was_moved: bool) -> bytes:
-    """The envelope of a delivery, as bytes: what kombu received, without the objects that a transport has put into it.
+    """The envelope of a delivery, as bytes: what kombu received, without a transport's own objects.
 
     A value that kombu's JSON cannot represent becomes text (the memory transport accepts any object).
     """
@@ -103,7 +101,7 @@ class _Anything(JSONEncoder):
 
 
 def _consume(consume: Callable[..., Any], queue: str, *args: Any, callback: Callable[[Any], Any], **kwargs: Any) -> Any:
-    """As the channel's own `basic_consume`; each message gets the name of the queue that it was taken from."""
+    """As the channel's own `basic_consume`; each message gets the name of its queue."""
 
     def knowing(message: Any) -> Any:
         message.queue = queue

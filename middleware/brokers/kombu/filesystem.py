@@ -1,7 +1,7 @@
-"""kombu's filesystem transport, for an app with `Redelivery`: a queue never holds a part of a message.
+"""kombu's filesystem transport, for an app with `Redelivery`: workers never see a half-written message.
 
 kombu's own transport writes a message into a file that workers already see: a worker that takes a half-written file loses the
-message, and ends. Here the message is written under another name (`….unfinished`, which no worker takes), and then renamed.
+message, and ends. Here the message is written to a file that no worker takes (`….unfinished`), which is then renamed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Channel(filesystem.Channel):
     """kombu's channel, which publishes in one step."""
 
     def _put(self, queue: str, payload: dict[str, Any], **_: Any) -> None:  # type: ignore[override]  # as kombu's own does
-        """As kombu's: the same name in the same folder. Raises `ChannelError`."""
+        """As kombu's: the file has the same name and folder. Raises `ChannelError`."""
         path = Path(self.data_folder_out) / f"{round(time.monotonic() * 1000)}_{uuid.uuid4()}.{queue}.msg"
         unfinished = path.with_name(f"{path.name}.unfinished")
         try:

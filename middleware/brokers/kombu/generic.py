@@ -1,15 +1,14 @@
 """The transitions on kombu's other transports (memory, filesystem, SQS, …): publish, record, then acknowledge.
 
 They use only kombu's own interface, in the calling thread, so that they work on each of its virtual transports. A delay is an ETA
-that the worker waits for; an event is a line of the log. Limits: those of `capabilities`. `docs/guarantees.md` says for each of
-kombu's transports what happens to a delivery if its worker is killed.
+that a worker waits for; an event is a log line. Limits: see `capabilities`. `docs/guarantees.md` says for each of kombu's
+transports what happens to a delivery if its worker is killed.
 """
 
 from __future__ import annotations
 
 import base64
 import threading
-import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
     from ...policy.resolver import Pace
     from ...ports import Held, Session, TaskResult
 
-#: Properties that the publishing channel writes again.
+#: Properties that the publishing channel writes itself.
 OF_THE_CHANNEL = ("body_encoding", "delivery_tag", "delivery_info", "priority")
 
 
@@ -72,7 +71,6 @@ class GenericTransport(WithoutLeases):
 
     @cached_property
     def capabilities(self) -> frozenset[Capability]:
-        """What this kind of broker can do, as kombu's transport for it shows."""
         return capabilities_of(self.app.connection_for_write().get_transport_cls().Channel)
 
     # the worker's side
@@ -90,12 +88,12 @@ class GenericTransport(WithoutLeases):
         self.claim.attach(consumer)
 
     def has_queue(self, name: str) -> bool:
-        """Whether the broker has this queue. Raises `BrokerError`: on these brokers, a look would create the queue."""
+        """Raises `BrokerError`, because on these brokers a look would create the queue."""
         msg = f"this broker cannot tell whether queue {name!r} exists: leave auto_create_dead_letter_resources on"
         raise BrokerError(msg)
 
     def warn(self, queues: Sequence[str], letters: Iterable[str], management_url: str | None) -> None:  # noqa: ARG002 - the port's
-        """Log what is not guaranteed on a broker that is used by kombu's own interface only."""
+        """Log what is not guaranteed on such a broker."""
         name = self.app.connection_for_write().transport_cls
         log.warning("broker.limits", transport=name, limits="; ".join(limits(self)))
 
@@ -117,7 +115,7 @@ class GenericTransport(WithoutLeases):
         first: bool = False,  # noqa: ARG002 - nothing can be put at a queue's head
         pace: Pace | None = None,  # noqa: ARG002 - a retry budget is refused at start
     ) -> Answer:
-        """Publish the message to its queue again, with the ETA until which a worker holds it."""
+        """Publish the message to its queue again; a worker then holds it until its ETA."""
         now_ms = self.now_ms()
         wait_ms = (due_ms - now_ms if due_ms is not None else delay_ms) or 0
         return self._carry(tag, event, list_name, held_until(message, now_ms + wait_ms if wait_ms > 0 else None))
@@ -136,7 +134,7 @@ class GenericTransport(WithoutLeases):
         return self._carry(tag, event, dead_letter_queue, message)
 
     def start(self, tag: str) -> Answer:
-        """Whether this worker may still run the message; a start cannot be recorded here."""
+        """Whether this worker may still run the message; no start is recorded."""
         return Answer.DONE if self.claim is None or self.claim.holds(tag) else Answer.REFUSED
 
     def release(self, held: Sequence[Held]) -> int:
@@ -151,13 +149,7 @@ class GenericTransport(WithoutLeases):
                 )
         return count
 
-    @staticmethod
-    def now_ms() -> int:
-        """This machine's time: these brokers do not report their time."""
-        return time.time_ns() // 1_000_000
-
-    def drain(self, seconds: float) -> int:  # noqa: ARG002 - the port's
-        """Return 0: each call carries its transition out before it returns."""
+    def drain(self, seconds: float) -> int:  # noqa: ARG002 - each call carries its transition out before it returns
         return 0
 
     def close(self) -> None:
@@ -170,7 +162,7 @@ class GenericTransport(WithoutLeases):
         """Publish, record, acknowledge. Raises `ConnectionError`, or what the channel raises; then nothing is acknowledged."""
         claim = self.claim
         if claim is not None and not claim.holds(tag):
-            return Answer.REFUSED  # its channel is gone, and kombu or the broker has put it back
+            return Answer.REFUSED  # the channel is gone, and kombu or the broker has put the message back
         if message is not None:
             self._publish(queue, message)
         if event is not None:
@@ -180,12 +172,12 @@ class GenericTransport(WithoutLeases):
         return Answer.DONE
 
     def _tell(self, event: Event) -> None:
-        """Record the event: its fields by name, without the empty ones."""
+        """Log the event: its fields by name, without the empty ones."""
         told = replace(event, event_id=self._numbers.next_id(), at_ms=self.now_ms(), clock="worker")
         log.info("outcome.recorded", **{name: value for name, value in told.to_dict().items() if value not in {"", None}})
 
     def _publish(self, queue: str, message: bytes) -> None:
-        envelope: dict[str, Any] = loads(message)  # kombu's own: it keeps the types of values
+        envelope: dict[str, Any] = loads(message)  # kombu's `loads` keeps the types of values
         properties = envelope["properties"]
         body = envelope.get("body") or ""
         kept = {name: value for name, value in properties.items() if name not in OF_THE_CHANNEL}
@@ -210,11 +202,11 @@ class GenericTransport(WithoutLeases):
                 is_away = self._is_away(exc)
                 self._disconnect()
                 if is_away:
-                    raise ConnectionError(str(exc)) from exc  # the outbox knows this error: the other messages wait, too
+                    raise ConnectionError(str(exc)) from exc  # at this error, the outbox makes the other messages wait
                 raise
 
     def _connected(self) -> Any:
-        """The channel to publish on. Raises `BrokerUnavailable` if nothing answers."""
+        """The publishing channel. Raises `BrokerUnavailable` if nothing answers."""
         if self._channel is None:
             connection = self.app.connection_for_write()
             try:
@@ -226,10 +218,10 @@ class GenericTransport(WithoutLeases):
         return self._channel
 
     def _is_away(self, exc: Exception) -> bool:
-        """Whether the broker caused the error, and not this message."""
+        """Whether the broker caused the error, and not the message."""
         if isinstance(exc, BrokerUnavailable) or isinstance(exc.__cause__, OSError):  # some channels wrap the OSError
             return True
-        # Some transports count `KeyError` and the like as errors of the connection.
+        # Some transports count errors such as `KeyError` as connection errors.
         return isinstance(exc, self._connection.connection_errors) and not isinstance(exc, (LookupError, TypeError, ValueError))
 
     def _disconnect(self) -> None:
@@ -243,14 +235,14 @@ class GenericTransport(WithoutLeases):
 
 
 def capabilities_of(channel: Any) -> frozenset[Capability]:
-    """What this class of kombu's channels can do. It keeps messages only if it sends acknowledgements to its broker."""
-    tells = channel.basic_ack is not virtual.Channel.basic_ack or channel.QoS.ack is not virtual.QoS.ack
+    """The capabilities of a kombu channel class. It keeps messages only if it sends acknowledgements to its broker."""
+    acknowledges = channel.basic_ack is not virtual.Channel.basic_ack or channel.QoS.ack is not virtual.QoS.ack
     found = {Capability.DEAD_LETTER_QUEUES, Capability.EXACT_DELAYS}
-    return frozenset(found | ({Capability.KEPT_UNTIL_ACKNOWLEDGED} if tells else set()))
+    return frozenset(found | ({Capability.KEPT_UNTIL_ACKNOWLEDGED} if acknowledges else set()))
 
 
 def limits(transport: GenericTransport) -> list[str]:
-    """Sentences that say at a worker's start what this broker does not guarantee."""
+    """Sentences for a worker's start that say what this broker does not guarantee."""
     kept = Capability.KEPT_UNTIL_ACKNOWLEDGED in transport.capabilities
     crash = "is delivered again by the broker, uncounted" if kept else "is lost: kombu has taken it off the broker"
     connection = transport.app.connection_for_write()
@@ -268,7 +260,7 @@ def limits(transport: GenericTransport) -> list[str]:
 
 
 def held_until(message: bytes, due_ms: int | None) -> bytes:
-    """The message with this time as its ETA, without the mark that an ETA was waited for: the next worker holds it until then."""
+    """The message with this ETA, and without the mark that an ETA was served: the next worker holds it until then."""
     found = opened(message)
     headers = {**found["headers"], "eta": None if due_ms is None else iso(due_ms)}
     if HEADER in headers:

@@ -1,10 +1,10 @@
-"""A batch on RabbitMQ: its events in one message, then its messages, all in one write; their confirmations are awaited together.
+"""A batch on RabbitMQ: its events in one message, then its messages, all in one write. Their confirmations are awaited together.
 
-It is published on a channel of its own, on the producer's connection. This channel always uses confirmations, even if the app does
-not: when a group returns, the broker has all its messages. The events go first, as those of single publications do. If the outcome
-log refuses the events, the tasks are published nevertheless, and a line of the log says so: an error would make the caller publish
-them again. If the connection breaks, it is not known whether the unconfirmed messages arrived. When the batch is tried again, they
-are sent again, with their events under the same ids. So a task can exist twice, as when Celery tries a publication again.
+A batch has its own channel on the producer's connection. This channel always uses confirmations, even if the app does not: when a
+group returns, the broker has all its messages. The events go first, as with single publications. If the outcome log refuses the
+events, the tasks are still published, and a log line reports it: an error would make the caller publish them again. If the
+connection breaks, it is unknown whether the unconfirmed messages arrived. A retry sends them again, with their events under the
+same ids. So a task can exist twice, as when Celery retries a publication.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ...messages.publication import Publication
     from .names import AmqpNames
 
-#: Seconds for all confirmations of a batch to come, unless `confirm_timeout` or `timeout` is given.
+#: Seconds to wait for all confirmations of a batch, unless `confirm_timeout` or `timeout` is given.
 TIMEOUT = 30.0
 
 #: As `channel.NUMBERS`.
@@ -42,7 +42,7 @@ _NUMBERS: defaultdict[tuple[str, str], Numbering] = defaultdict(Numbering)
 
 
 class _Written:
-    """The target of a frame writer of py-amqp: it keeps the parts, which are sent together."""
+    """The transport for py-amqp's frame writer: it keeps the parts of a batch, to be sent together."""
 
     def __init__(self) -> None:
         self.parts: list[bytes] = []
@@ -52,14 +52,14 @@ class _Written:
         self.parts.append(bytes(part))
 
     def taken(self) -> bytes:
-        """All parts as one; then forget them."""
+        """Return all parts as one, and forget them."""
         whole = b"".join(self.parts)
         self.parts.clear()
         return whole
 
 
 class Together:
-    """A channel for batches, of one connection."""
+    """A connection's channel for batches."""
 
     def __init__(self, connection: Any, names: AmqpNames) -> None:
         self._connection, self._names = connection, names
@@ -71,14 +71,14 @@ class Together:
 
     @property
     def is_open(self) -> bool:
-        """Whether the channel can be used: the broker closes a channel after an error."""
+        """False if the broker has closed the channel after an error."""
         return self._channel.connection is not None
 
     def publish(self, batch: Batch, producer: Any) -> None:
-        """Publish what is left. Raises what py-amqp raises, `MessageNacked`, and `OperationalError` if confirmations do not come.
+        """Publish the rest. Raises what py-amqp raises, `MessageNacked`, and `OperationalError` if confirmations do not come.
 
-        If it is interrupted, or the connection breaks, the connection is dropped: a part of the batch may have been written, so
-        that the broker would read the next bytes as the rest of it, and might never answer a close.
+        After an interrupt, or a broken connection, the connection is dropped: if only a part of the batch was written, the broker
+        would read the next bytes as the rest of it, and might never answer a close.
         """
         left = batch.left
         try:
@@ -100,7 +100,7 @@ class Together:
             raise
 
     def _publish_each(self, left: Sequence[Publication], producer: Any) -> None:
-        """Publish all that can be written; then raise the error of the first that cannot."""
+        """Publish all messages that can be written; then raise the error of the first that cannot."""
         errors = []
         for each in left:
             try:
@@ -110,7 +110,7 @@ class Together:
         raise errors[0]
 
     def _write(self, left: Sequence[Publication], producer: Any) -> int:
-        """Prepare the one write: their events, if there are any, and the messages. Returns how many events."""
+        """Prepare the write: the events, if there are any, and the messages. Returns how many events."""
         self._written.taken()  # drop what an error has left
         made = [self._made(each, producer) for each in left]
         events = [(each.event_id, event) for each, (_, event) in zip(left, made, strict=True) if event is not None]
@@ -130,7 +130,7 @@ class Together:
             self._send()
             self._confirmed(min((each.how["confirm_timeout"] or each.how["timeout"] or TIMEOUT for each in left), default=TIMEOUT))
         except BaseException:
-            self._numbers.begin_anew()  # the last events may not have arrived: their numbers would look like lost events
+            self._numbers.begin_anew()  # if the last events did not arrive, a gap in the numbers would look like lost events
             raise
         finally:
             for number, each in zip(numbers, left, strict=True):

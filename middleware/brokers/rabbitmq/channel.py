@@ -1,14 +1,13 @@
-"""Channels of RabbitMQ for an app with `Redelivery`: kombu's, which record what they publish, and know the queue of a delivery.
+"""kombu's RabbitMQ channels, for an app with `Redelivery`: they record publications, and know the queue of a delivery.
 
-A task that is published directly to a queue (the default exchange, as Celery does for its direct queues) is recorded as
-`published`. The event is sent just before the task: if the publication fails, the books show the task as `lost`, which is true. A
-message that goes to any other exchange may reach several queues, or none: its life begins when a worker first sees it.
+A task that is published directly to a queue (through the default exchange, as for Celery's direct queues) is recorded as
+`published`. The event is sent just before the task: if the publication fails, the books correctly show the task as `lost`. A
+message that goes to another exchange may reach several queues, or none: its life begins when a worker first sees it.
 
-A task's `expiration` is moved to a header that the broker does not read: otherwise the broker would drop the message, and no worker
+A task's `expiration` is moved to a header that the broker does not read. Otherwise the broker would drop the message, and no worker
 could record that it expired.
 
-A worker's channel acknowledges many deliveries at once (`acks`), and can ask for more than Celery's prefetch window
-(`window`).
+A worker's channel acknowledges many deliveries at once (`acks`), and can ask for more than Celery's prefetch window (`window`).
 """
 
 from __future__ import annotations
@@ -46,24 +45,24 @@ if TYPE_CHECKING:
     from ...messages.events import Event
     from ...messages.publication import Batch
 
-#: The numbers of this process's events, for each broker (its address, and the virtual host): each log has its own, without gaps.
+#: The numbers of this process's events, for each broker (address and virtual host): the numbers in a log must have no gaps.
 NUMBERS: defaultdict[tuple[str, str], Numbering] = defaultdict(Numbering)
 NAMES = AmqpNames()
-#: The most messages that a producer publishes in one write, and whose confirmations it awaits together.
+#: The most messages in one write of a producer.
 MAX_TOGETHER = 500
 #: The most bytes of a task id, which Celery publishes as the message's `correlation_id` (AMQP: a short string).
 MAX_ID = 255
-#: How many questions `await_acknowledged` asks; the broker answers each after the acknowledgements that came before it. One is not
-#: enough: a channel of RabbitMQ sends a quorum queue 32 commands at the most, and the rest as one command when those are answered,
-#: which may be just after the first answer.
+#: How many questions `await_acknowledged` asks; RabbitMQ answers each after the acknowledgements before it. One is not enough: a
+#: channel sends a quorum queue at most 32 commands, and the rest as one command when those are answered, perhaps just after the
+#: first answer.
 BARRIERS = 3
-#: A part of RabbitMQ's error when a delivery was held for longer than its `consumer_timeout`.
+#: A part of RabbitMQ's error for a delivery that was held for longer than its `consumer_timeout`.
 TIMED_OUT = "delivery acknowledgement"
 TIMED_OUT_WHY = "a task ran, or waited here, longer than RabbitMQ's consumer_timeout: it is delivered again; raise the timeout"
 
 
 class Message(pyamqp.Message):
-    """A kombu message that knows its queue, and the message that py-amqp received."""
+    """A kombu message that knows its queue, and py-amqp's message."""
 
     held: Any = None
     queue: str | None = None
@@ -71,35 +70,35 @@ class Message(pyamqp.Message):
 
 
 class Long(int):
-    """A number that py-amqp always writes with 64 bits, even if it is small."""
+    """A number that py-amqp always writes with 64 bits."""
 
     def __gt__(self, _: object) -> bool:
         return True
 
 
 class Channel(Windowed):
-    """A channel."""
+    """The channel of an app's connections."""
 
     Message = Message
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._settled = Settled()
-        #: Queues that were deleted under their consumers: only this worker has the messages that were delivered from them.
+        #: Queues that were deleted under their consumers: only this worker has the delivered messages.
         self.deleted: set[str] = set()
         super().__init__(*args, **kwargs)
-        #: A body stays as it was on the wire: some codecs that a producer may name cannot encode the text to the same bytes again.
+        #: Bodies stay bytes, because some codecs cannot encode the decoded text to the same bytes again.
         self.auto_decode = False
 
     # receiving
 
     def _on_basic_cancel(self, consumer_tag: str) -> None:
-        """As py-amqp's, which raises; remembers the queue as deleted."""
+        """As py-amqp's, which raises; first remembers the queue as deleted."""
         if consumer_tag in self.queue_of_tag:
             self.deleted.add(self.queue_of_tag[consumer_tag])
         super()._on_basic_cancel(consumer_tag)
 
     def message_to_python(self, raw_message: Any) -> Any:
-        """As kombu's; the message gets the name of the queue that it was taken from."""
+        """As kombu's; the message gets the name of its queue."""
         message = self.Message(raw_message, channel=self)
         info = raw_message.delivery_info or {}
         consumer = info.get("consumer_tag", "")
@@ -122,7 +121,7 @@ class Channel(Windowed):
         return super().basic_reject(delivery_tag, *args, **kwargs)
 
     def acknowledge(self, tags: Iterable[int]) -> None:
-        """Acknowledge these deliveries, in as few frames as possible, in one write. Raises what the connection raises."""
+        """Acknowledge these deliveries, in few frames and one write. Raises what the connection raises."""
         connection = self.connection
         if connection is None:
             msg = "the channel is closed"
@@ -133,9 +132,9 @@ class Channel(Windowed):
             connection.bytes_sent += 1  # py-amqp counts what it writes, to know when a heartbeat is due
 
     def await_acknowledged(self, queue: str) -> None:
-        """Wait until a quorum queue has logged all acknowledgements of this channel: RabbitMQ forgets the others.
+        """Wait until a quorum queue has logged this channel's acknowledgements: RabbitMQ forgets the others when it is closed.
 
-        The question is a consumer that may receive nothing (RabbitMQ's `x-credit`): its answer comes through the queue's own log.
+        The question is a consumer that may receive nothing (RabbitMQ's `x-credit`): the answer comes through the queue's log.
         """
         for _ in range(BARRIERS):
             tag = f"redelivery-{uuid.uuid4().hex[:12]}"
@@ -143,9 +142,9 @@ class Channel(Windowed):
             super().basic_cancel(tag)
 
     def _on_close(self, reply_code: int, reply_text: str, class_id: int, method_id: int) -> None:
-        """As py-amqp's; if a message was held for longer than RabbitMQ's `consumer_timeout`, Celery is made to connect again.
+        """As py-amqp's; but Celery connects again if a message was held for longer than RabbitMQ's `consumer_timeout`.
 
-        Without this, Celery would treat it as any other error of a channel, and the whole worker would end.
+        Otherwise the whole worker would end, as with any other error of a channel.
         """
         try:
             super()._on_close(reply_code, reply_text, class_id, method_id)
@@ -158,17 +157,17 @@ class Channel(Windowed):
     # publishing
 
     def basic_publish(self, msg: Any, exchange: str = "", routing_key: str = "", **kwargs: Any) -> Any:
-        """As py-amqp's; a task is recorded first."""
+        """As py-amqp's; a task's event is sent first."""
         self._announce(msg, exchange, routing_key, super().basic_publish)
         return super().basic_publish(msg, exchange, routing_key, **kwargs)
 
     def basic_publish_confirm(self, msg: Any, exchange: str = "", routing_key: str = "", **kwargs: Any) -> Any:
-        """As py-amqp's, if the app has set `confirm_publish`; then the event is confirmed, too."""
+        """As py-amqp's (with `confirm_publish`); a task's event is sent first, and confirmed, too."""
         self._announce(msg, exchange, routing_key, super().basic_publish_confirm)
         return super().basic_publish_confirm(msg, exchange, routing_key, **kwargs)
 
     def publish_together(self, batch: Batch) -> None:
-        """Publish and record the rest of a batch, and wait for all confirmations together (`batch`)."""
+        """Publish and record the rest of a batch (`batch`)."""
         self._declare_once()
         together = getattr(self.connection, "together", None)
         if together is None or not together.is_open:
@@ -194,9 +193,9 @@ class Channel(Windowed):
             raise
 
     def prepared(self, msg: Any, exchange: str, routing_key: str) -> Event | None:
-        """Complete a task's headers for its publication; return the event to record before it, or None.
+        """Complete a task's headers; return the event to record before its publication, or None.
 
-        Raises `InputError` if its id is too long: py-amqp could not write it, after the event was recorded.
+        Raises `InputError` if the id is too long: py-amqp would fail only after the event was recorded.
         """
         headers = msg.properties.get("application_headers") or {}
         event = published({"headers": headers}, routing_key)
@@ -219,7 +218,7 @@ class Channel(Windowed):
         return event if is_announced else None
 
     def _is_bounded(self, exchange: str, event: Event) -> bool:
-        """Whether a policy gives the message a lifetime, which begins now; an exchange may lead to any queue of the app."""
+        """Whether a policy gives the message a time to live, which begins now. An exchange may lead to any queue of the app."""
         runtime = getattr(self.connection.client, "redelivery", None)
         if runtime is None:
             return False
@@ -227,14 +226,14 @@ class Channel(Windowed):
         return any(runtime.policies.bounds_of(queue, event.task) is not None for queue in queues)
 
     def _declare_once(self) -> None:
-        """Declare the outcome log, once for each connection: publishing to a missing exchange would close the channel."""
+        """Declare the outcome log, once for each connection."""
         if not getattr(self.connection, "has_outcomes", False):
             declare_outcomes(self.connection, NAMES, max_log_bytes(self.connection.client))
             self.connection.has_outcomes = True
 
 
 class Connection(ReadingAhead):
-    """A connection of py-amqp, with our channels; no message that it reads can end it."""
+    """A py-amqp connection with our channels, which no unreadable message can end."""
 
     Channel = Channel
 
@@ -250,14 +249,14 @@ class RabbitTransport(pyamqp.Transport):
     publishes_together = MAX_TOGETHER
 
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:
-        """As kombu's; the loop reads ahead, unless `fast_receive` is off."""
+        """As kombu's; the connection reads ahead, unless `fast_receive` is off."""
         super().register_with_event_loop(connection, loop)
         runtime = getattr(connection.client, "redelivery", None)
         if runtime is None or runtime.settings.fast_receive:
             connection.read_ahead(loop)
 
     def on_readable(self, connection: Any, loop: Any) -> None:
-        """As kombu's, which schedules itself again until nothing is left; a connection that reads ahead leaves nothing."""
+        """As kombu's, which repeats itself until nothing is left to read; a connection that reads ahead reads all at once."""
         if not connection.reads_ahead:
             super().on_readable(connection, loop)
         elif not connection.connected:
@@ -268,8 +267,7 @@ class RabbitTransport(pyamqp.Transport):
 
 
 class RabbitTlsTransport(pyamqp.SSLTransport):
-    """The same over TLS."""
+    """kombu's transport for RabbitMQ over TLS, with our channels."""
 
     Connection = Connection
-    #: How many messages its channels publish in one batch (`publish_together`).
     publishes_together = MAX_TOGETHER

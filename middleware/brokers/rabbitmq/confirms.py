@@ -1,4 +1,4 @@
-"""Which publications on a channel the broker has not answered yet, and which it has refused."""
+"""Tracks which publications on a channel the broker has not answered yet, and which it has refused."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class Confirms:
-    """The numbers of the unanswered and of the refused publications. It makes its channel confirm publications."""
+    """The numbers of the unanswered (`open`) and the refused publications (`nacked`) on a channel, which is made to confirm."""
 
     def __init__(self, channel: Any = None) -> None:
         self.open: set[int] = set()
@@ -18,7 +18,7 @@ class Confirms:
             channel.events["basic_nack"].add(self._refused)
 
     def published(self) -> int:
-        """Count one more publication; return its number."""
+        """Count a publication; return its number."""
         self._last += 1
         self.open.add(self._last)
         return self._last

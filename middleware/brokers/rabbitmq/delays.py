@@ -1,7 +1,7 @@
 """How a message waits on RabbitMQ: the level of the delay store that it is published to, and its key.
 
-The delay store has no bits for 2**28 seconds (eight and a half years) or more: the message waits for the longest possible time. It
-then has no mark that its ETA has been waited for, so that the worker that receives it lets it wait for the rest.
+The delay store has no bits for 2**28 seconds (eight and a half years) or more. Such a message first waits for the longest possible
+time, without the mark that its ETA was served; the worker that receives it lets it wait for the rest.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A message for the delay store: its bytes, its target (exchange, routing key), and how many seconds it waits."""
+    """A message for the delay store: its bytes, its target (exchange, routing key), and its delay in seconds."""
 
     message: bytes
     target: tuple[str, str]
@@ -38,7 +38,7 @@ def waiting(names: AmqpNames, queue: str, message: bytes, wait_ms: float) -> Wai
 
 
 def _for_a_part(message: bytes) -> bytes:
-    """The message for a first part of its wait: without the mark that its ETA has been waited for."""
+    """The message for the first part of its wait, without the mark that its ETA was served."""
     raw = opened(message)
     header = replace(Envelope.of(raw["headers"]), served_eta=None).to_header()
     return sealed({**raw, "headers": {**raw["headers"], HEADER: header}})

@@ -1,9 +1,9 @@
-"""The outcome events as messages of RabbitMQ: how they are packed, and read again.
+"""Outcome events as RabbitMQ messages: packs and reads them.
 
-One message holds one event or more: JSON, a list of tables with the short names of `ENTRY`, without empty values; `i` is the
-event's id. The id, `<ms>-<publisher>.<number>`, is made with the event. It stays the same if the event is published a second time
-because the confirmation was lost: a reader of the log counts an id once. The numbers of one publisher have no gap, so that a
-missing event is noticed. The time is by the clock of the recording process (`clock` is `worker`): RabbitMQ does not report its own.
+A message holds one event or more: JSON, a list of tables with the short names of `ENTRY`, without empty values; `i` is the event's
+id, `<ms>-<publisher>.<number>`. If a confirmation is lost, the event is published again with the same id: readers count an id once.
+The numbers of a publisher have no gaps, so that a missing event is noticed. The time is by the clock of the recording process
+(`clock` is `worker`), because RabbitMQ does not report its own.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _ID: Final = re.compile(r"\d{1,15}-[\w.-]{1,100}", re.ASCII)
 
 
 def packed(numbered: Iterable[tuple[str, Event]]) -> bytes:
-    """The body of a message that holds these events, each with its id."""
+    """The body of a message with these events and their ids."""
     return json.dumps([_table(event_id, event) for event_id, event in numbered], separators=(",", ":")).encode()
 
 
 def tell_refused(count: int, log_name: str) -> None:
-    """Log that the outcome log has refused so many events of tasks that are published."""
+    """Log that the outcome log has refused this many events of published tasks."""
     why = f"the outcome log {log_name} takes no events: does a policy of the broker limit its length?"
     log.error("publish.not_recorded", count=count, why=why)
 
@@ -48,7 +48,7 @@ def events_of(body: bytes | str) -> list[Event]:
 
 
 def _event(table: dict[str, Any]) -> Event:
-    """The event of a table; its id becomes a part of the names of files."""
+    """The event of a table. Its id is checked, because it becomes a part of file names."""
     if not _ID.fullmatch(table["i"]):
         raise ValueError(table["i"])
     return replace(Event.from_entry(table["i"], {name: str(value) for name, value in table.items()}), clock="worker")

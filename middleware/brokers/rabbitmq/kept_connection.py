@@ -1,8 +1,8 @@
 """A connection that is kept between questions, because a new connection costs RabbitMQ more than most questions.
 
-One question uses it at a time. If another question has waited for a second, it gets a connection of its own, so that a question
-that hangs does not stop the others. A connection is not used again if a question on it failed, if it was unused for long, if the
-broker has closed it, or if a parent process opened it. It is closed when the process ends.
+One question uses it at a time. A question that has waited for a second gets its own connection, so that a hanging question does not
+stop the others. The connection is not used again if a question has failed on it, if it was unused for long, if the broker has
+closed it, or if a parent process opened it. It is closed when the process ends.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-#: Seconds after which an unused connection is not used again; seconds that a question waits for the one before it.
+#: Seconds after which an unused connection is not used again; seconds that a question waits for the previous question.
 IDLE, PATIENCE = 30.0, 1.0
 
 
 @dataclass(slots=True)
 class _Last:
-    """The connection of the last question, the process that made it, and when it was used."""
+    """The last question's connection, the process that opened it, and when it was used."""
 
     connection: Any = None
     pid: int = 0
@@ -34,19 +34,19 @@ class _Last:
     def is_usable(self) -> bool:
         if self.connection is None or self.pid != os.getpid() or time.monotonic() - self.used > IDLE:
             return False
-        with selectors.DefaultSelector() as heard:  # works in every pool: eventlet removes `poll`
-            heard.register(self.connection.connection.transport.sock, selectors.EVENT_READ)
-            return not heard.select(0)  # nothing was asked: only the end of the connection can arrive
+        with selectors.DefaultSelector() as selector:  # works in every pool: eventlet removes `poll`
+            selector.register(self.connection.connection.transport.sock, selectors.EVENT_READ)
+            return not selector.select(0)  # no answer is due: data can only be the end of the connection
 
     def drop(self) -> None:
         connection, self.connection = self.connection, None
         if connection is not None and self.pid == os.getpid():
-            with suppress(Exception):  # it is not needed, and the question has its answer or its error
+            with suppress(Exception):  # the connection is no longer needed
                 connection.release()
 
 
 class KeptConnection:
-    """The connection; `connect` makes a new one."""
+    """The kept connection; `connect` opens a new one."""
 
     def __init__(self, connect: Callable[[], Any]) -> None:
         self._connect = connect
@@ -56,7 +56,7 @@ class KeptConnection:
 
     @contextmanager
     def asking(self) -> Iterator[Any]:
-        """The connection, for one question that leaves nothing open on it. Raises as `connect`."""
+        """The connection, for one question, which must leave nothing open on it. Raises what `connect` raises."""
         if not self._lock.acquire(timeout=PATIENCE):
             with self._connect() as connection:
                 yield connection

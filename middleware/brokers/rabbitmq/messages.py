@@ -1,7 +1,7 @@
-"""A delivery of py-amqp as the JSON envelope that kombu writes on Redis, and such an envelope as a message that can be published.
+"""Converts a py-amqp delivery to the JSON envelope that kombu writes on Redis, and an envelope to a message for publishing.
 
-Nothing is lost in the two conversions; `docs/rabbitmq.md` describes the format. Limits: bytes in a header that are valid UTF-8 come
-back as text, and a value that nests deeper than `MAX_DEPTH` is kept as bytes.
+The conversions lose nothing; `docs/rabbitmq.md` describes the format. Limits: bytes in a header that are valid UTF-8 come back as
+text, and a value that nests deeper than `MAX_DEPTH` is kept as bytes.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 #: RabbitMQ routes a copy of the message for each routing key in this header.
 CC = "CC"
 PERSISTENT = 2
-#: Bytes: RabbitMQ's frames have 128 KiB by default, and properties and headers must fit into one.
+#: Bytes. Properties and headers must fit into one frame, which has 128 KiB by default.
 MAX_HEADERS = 126_000
-#: Bytes of properties that one frame can hold, and that it may hold for a message in the delay store, which adds headers.
+#: The most bytes of properties in one frame; fewer for messages of ours, because the delay store adds headers.
 MAX_WIDTH, MAX_WITH_OURS = 131_000, 128_000
 
 #: Headers that only the broker writes.
@@ -50,7 +50,7 @@ DELAYED = re.compile(rf"(?:[01]\.){{{BITS}}}")
 def envelope_of(message: Any, *, queue: str, origin: tuple[str, str] | None = None) -> bytes:
     """The envelope of a delivery from this queue, as bytes.
 
-    `origin` is the exchange and routing key of the queue. They are used if the message itself no longer has its own.
+    `origin` is the queue's exchange and routing key, for messages that have lost their own.
     """
     properties = message.properties
     headers = _written_headers(properties.get("application_headers") or {})
@@ -85,7 +85,7 @@ def envelope_of(message: Any, *, queue: str, origin: tuple[str, str] | None = No
 
 
 def shown(headers: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The headers that a task sees: without those that the broker wrote when the message left our delay store."""
+    """The headers that a task sees: without those that the broker has added in our delay store."""
     deaths = headers.get("x-death")
     queues = [each.get("queue") for each in deaths if isinstance(each, dict)] if isinstance(deaths, list) else []
     if not any(isinstance(queue, str) and queue in OUR_LEVELS for queue in queues):  # any client may have written it
@@ -94,7 +94,7 @@ def shown(headers: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def published_to(message: Any, *, queue: str, origin: tuple[str, str] | None = None) -> dict[str, Any]:
-    """The exchange and routing key that a delivery from this queue was first published to, as `envelope_of` writes them."""
+    """The exchange and routing key that a delivery was first published to, as `envelope_of` writes them."""
     headers = message.properties.get("application_headers") or {}
     delivered = headers.get(DELIVERED)
     if isinstance(delivered, dict):  # any client may have written it
@@ -105,7 +105,7 @@ def published_to(message: Any, *, queue: str, origin: tuple[str, str] | None = N
 
 
 def message_of(raw: bytes, *, target: tuple[str, str]) -> amqp.Message:
-    """The message to publish to `target` (exchange, routing key). Raises `EnvelopeError` if these bytes are no envelope."""
+    """The message to publish to `target` (exchange, routing key). Raises `EnvelopeError` if `raw` is not an envelope."""
     envelope = opened(raw)
     properties, headers = envelope["properties"], _read_headers(envelope["headers"])
     if properties.get("expiration") is not None:
@@ -144,9 +144,9 @@ def home_of(raw: bytes, queue: str) -> tuple[str, str]:
 
 
 def _boxed(raw: bytes, headers: Mapping[str, Any]) -> amqp.Message:
-    """The whole envelope as the body of a message with only our own header, because its properties do not fit into one frame.
+    """A message with the whole envelope as its body, because the properties do not fit into one frame.
 
-    It is no task any more: when it is consumed, it dies as `undecodable`, and its dead letter contains the whole envelope.
+    It is not a task: when it is consumed, it dies as `undecodable`, and its dead letter has the whole envelope.
     """
     kept = {name: headers[name] for name in ("id", HEADER) if name in headers}
     if not _is_name(kept.get("id")):
@@ -155,7 +155,7 @@ def _boxed(raw: bytes, headers: Mapping[str, Any]) -> amqp.Message:
 
 
 def _fitting(headers: dict[str, Any]) -> dict[str, Any]:
-    """The headers for one frame, as AMQP demands: if they are too long, our history is shortened, not the producer's headers."""
+    """The headers, with a shorter history if they would not fit into one frame. The producer's headers are kept."""
     if _size(headers) <= MAX_HEADERS or HEADER not in headers:
         return headers
     known = replace(Envelope.of(headers), failure=None)
@@ -173,9 +173,9 @@ def _width(message: amqp.Message) -> int:
 
 
 def delivery_count(message: Any) -> int:
-    """How often the broker has delivered this message before: a quorum queue counts, a classic queue only marks it (1).
+    """How often the broker has delivered this message before. A quorum queue counts; a classic queue only marks it (1).
 
-    Without the mark, the count is another queue's: whoever copies a message, such as a shovel, copies this header, too.
+    Without the mark, the count is another queue's: a program that copies messages, such as a shovel, copies the header, too.
     """
     if not message.delivery_info.get("redelivered"):
         return 0
@@ -184,7 +184,7 @@ def delivery_count(message: Any) -> int:
 
 
 def _is_name(value: object) -> bool:
-    """Whether it is short enough for AMQP as the name of an exchange or a queue, or as a routing key."""
+    """Whether it is a text that is short enough for AMQP, as a name or routing key."""
     return isinstance(value, str) and len(value.encode("utf-8", "surrogatepass")) <= MAX_BYTES
 
 
@@ -193,13 +193,13 @@ def _is_broker(name: object) -> bool:
 
 
 def _origin(headers: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The target of the first publication, from our own header; empty if the header does not have it."""
+    """The target of the first publication, from our header; empty if it is not there."""
     origin = Envelope.origin_of(headers) if HEADER in headers else {}
     return origin if origin.get("queue") else {}
 
 
 def _delivered(info: Mapping[str, Any], headers: Mapping[str, Any], queue: str, origin: tuple[str, str] | None) -> dict[str, Any]:
-    """The target of the first publication: from our header, else from the delivery; after a delay, from the key or the queue."""
+    """The target of the first publication: from our header, or the delivery, or (after a delay) the key or the queue."""
     known = _origin(headers)
     if known.get("queue") == queue:
         return {"exchange": known.get("exchange", ""), "routing_key": known.get("routing_key", queue)}
@@ -209,21 +209,21 @@ def _delivered(info: Mapping[str, Any], headers: Mapping[str, Any], queue: str, 
         exchange, own = origin or ("", queue)
         routing_key = own if key == routing_key or not exchange else key
     elif not exchange:
-        routing_key = queue  # a copy (`CC`) has the key of its original
+        routing_key = queue  # the key of a copy (`CC`) is another queue's
     return {"exchange": exchange, "routing_key": routing_key}
 
 
 def _bytes(body: Any, encoding: Any) -> bytes:
-    """The body as it was on the wire: py-amqp has decoded it if it could."""
+    """The body as it was sent; py-amqp decodes it if it can."""
     if isinstance(body, str):
         return body.encode(encoding or "utf-8")
     return bytes(body)
 
 
 def _written_headers(headers: Mapping[Any, Any]) -> dict[str, Any]:
-    """The headers for JSON, each by its name. Headers whose names are no text, or equal our mark, are put under the mark.
+    """The headers for JSON. Headers whose names are not text, or equal our mark, are put under the mark.
 
-    Our own header is written only if it is a table, and without keys that are no text, because steps add to it by name.
+    Our own header must be a table, and keeps only keys that are text.
     """
     named, others = {}, {}
     for name, value in headers.items():
@@ -238,7 +238,7 @@ def _written_headers(headers: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def _read_headers(headers: Mapping[str, Any]) -> dict[Any, Any]:
-    """The headers from what `_written_headers` wrote. Raises `EnvelopeError` for a value that AMQP cannot represent."""
+    """The inverse of `_written_headers`. Raises `EnvelopeError` for a value that AMQP cannot represent."""
     try:
         named = {name: _read(value) for name, value in headers.items()}
     except (ArithmeticError, OSError, RecursionError, TypeError, ValueError) as exc:
@@ -252,7 +252,7 @@ def _read_headers(headers: Mapping[str, Any]) -> dict[Any, Any]:
 
 
 def _written(value: Any) -> Any:  # noqa: PLR0911 - one for each type
-    """A value of a header for JSON."""
+    """A header's value for JSON."""
     if value is None or isinstance(value, (str, bool, int, float)):
         return value
     if isinstance(value, dict):
@@ -271,7 +271,7 @@ def _written(value: Any) -> Any:  # noqa: PLR0911 - one for each type
 
 
 def _read(value: Any) -> Any:  # noqa: PLR0911 - one for each type
-    """The value from what `_written` wrote."""
+    """The inverse of `_written`."""
     if isinstance(value, list):
         return [_read(each) for each in value]
     if not isinstance(value, dict):

@@ -1,8 +1,8 @@
-"""Every name that this project uses on a RabbitMQ broker: built here and nowhere else.
+"""Every name that redelivery uses on a RabbitMQ broker. No other module builds names.
 
-The delay store is built as kombu's native delayed delivery, under a prefix of our own (kombu 5.6 has no prefix): one exchange and
-one queue for each bit of a delay in seconds. A delayed message is published to the exchange of the highest bit with the routing key
-`<28 bits>.<address>`; each origin queue is bound to the last exchange with exactly 28 single-word wildcards before its address.
+The delay store is built like kombu's native delayed delivery, but under our own prefix (kombu 5.6 has none). It has an exchange and
+a queue for each bit of a delay in seconds. A delayed message is published to the exchange of its highest bit, with the routing key
+`<28 bits>.<address>`. Each origin queue is bound to the last exchange with exactly 28 single-word wildcards before its address.
 (With `#`, as in `#.orders`, a queue `orders` would also receive messages that waited for `eu.orders`.)
 """
 
@@ -17,26 +17,24 @@ from ...ports import Names
 
 #: The outcome log's queue, and its binding key.
 OUTCOMES = "redelivery.outcomes"
-#: An exchange that every broker has and that cannot be deleted: publishing to a missing exchange closes a producer's channel, and
-#: messages that are published meanwhile are lost.
+#: This exchange cannot be deleted. Publishing to a missing exchange would close a producer's channel, and lose messages that are
+#: published meanwhile.
 OUTCOMES_EXCHANGE = "amq.topic"
 DELAY_PREFIX = "redelivery_delayed"
-#: The prefix of the queues that are recorded starts (`start_markers`).
+#: The prefix of recorded starts (`start_markers`).
 START = "redelivery.start."
-#: The journal of moves (`journal`).
 JOURNAL = "redelivery.journal"
-#: What operators did.
 AUDIT = "redelivery.audit"
 BITS: int = MAX_NUMBER_OF_BITS_TO_USE
-#: Seconds: each delay is shorter.
+#: Seconds; each delay is shorter.
 MAX_DELAY = 2**BITS
-#: Bytes of a queue's name that fit into a routing key, after the bits (AMQP: 255 in all).
+#: The most bytes of a queue's name that fit into a routing key after the bits (AMQP: 255 in all).
 MAX_NAME = 190
 
 
 @dataclass(frozen=True)
 class AmqpNames(Names):
-    """The names, on one virtual host: there is one set of them in each."""
+    """The names in a virtual host."""
 
     outcomes: str = OUTCOMES
     outcomes_exchange: str = OUTCOMES_EXCHANGE
@@ -54,22 +52,22 @@ class AmqpNames(Names):
         return "*." * BITS + address(queue)
 
     def level(self, bit: int) -> str:
-        """The exchange, and the queue, in which a message waits `2 ** bit` seconds if that bit of its delay is set."""
+        """The name of the exchange and queue of this bit, where a message waits `2 ** bit` seconds if the bit is set."""
         return f"{self.delay_prefix}_celery_delayed_{bit}"
 
     @property
     def delays_declared(self) -> str:
-        """An exchange that is only a mark: if it exists, the whole delay store has been declared."""
+        """An exchange that is only a mark: it is declared last, after the whole delay store."""
         return f"{self.delay_prefix}_declared"
 
 
 def address(queue: str) -> str:
-    """A queue's name at the end of a routing key, or its digest if the name is too long or has wildcards."""
+    """The end of a queue's routing key: its name, or a digest if the name is too long or has wildcards."""
     if len(queue.encode()) <= MAX_NAME and not {"*", "#"} & set(queue.split(".")):
         return queue
     return f"sha1-{hashlib.sha1(queue.encode(), usedforsecurity=False).hexdigest()}"
 
 
 def delay_key(queue: str, seconds: int) -> str:
-    """The routing key of a message that waits so many whole seconds, 1 or more, before it goes to `queue`."""
+    """The routing key of a message that waits for this many seconds (1 or more) before it goes to `queue`."""
     return str(calculate_routing_key(seconds, address(queue)))

@@ -1,17 +1,16 @@
-"""A look into a queue of RabbitMQ: its messages are taken without being acknowledged, read, and given back in their order.
+"""A look into a RabbitMQ queue: takes messages without acknowledging them, reads them, and gives them back in their order.
 
-During a look the looking process holds the messages: no consumer gets them. If the process dies, the broker puts them back. A
-returned message is marked:
+During a look no consumer gets the messages. If the looking process dies, the broker puts them back. A returned message is marked:
 
 - A classic queue puts it into its old place, and marks it `redelivered`.
-- A quorum queue counts the return in `x-delivery-count`. It puts the message behind those that were returned earlier, and before
-  all that were never taken; many returned at once get into any order. So a look goes on until it meets a message that was never
-  taken, or the end of the queue, and returns the messages in small lots, each when the last one has arrived.
-- A quorum queue forgets acknowledgements beyond 32 if the channel is closed while they are under way. So after every few of them
-  the look asks the queue something.
+- A quorum queue counts the return in `x-delivery-count`. It puts the message behind messages that were returned earlier, and before
+  all that were never taken. It mixes up the order of many messages that are returned together. So a look goes on until it meets a
+  message that was never taken, or the end of the queue. It returns the messages in small lots, each when the last lot has arrived.
+- A quorum queue forgets acknowledgements beyond 32 if the channel is closed before they have arrived. So after every few
+  acknowledgements the look asks the queue something.
 
-The marks are gone when the message is published again. A queue that does not exist is empty. Limits: a quorum queue with a
-`delivery-limit` (20 by default from RabbitMQ 4.0 on) drops a message that was taken more often, so `Look.most_taken` tells the
+The marks are gone when the message is published again. A missing queue counts as empty. Limits: a quorum queue with a
+`delivery-limit` (20 by default from RabbitMQ 4.0 on) drops a message that was taken more often, so `Look.most_taken` reports the
 largest number. Only dead letters and delayed messages are looked at: elsewhere the mark would count as a delivery.
 """
 
@@ -33,10 +32,9 @@ if TYPE_CHECKING:
 
     from kombu import Connection
 
-#: Messages that are given back at once: a quorum queue keeps the order of so many; with 3.10, of twice as many.
+#: Messages that are given back together: a quorum queue keeps the order of this many (RabbitMQ 3.10, of twice as many).
 LOT = 16
-#: Seconds to wait for a lot to arrive. Its arrival may never show in the queue's depth, because consumers may take messages
-#: meanwhile.
+#: Seconds to wait for a lot to arrive. The queue's depth may never show it, because consumers may take messages meanwhile.
 ARRIVAL = 1.0
 #: The most messages that one look holds; the broker keeps 150 bytes for each.
 MAX_HELD = 200_000
@@ -44,10 +42,7 @@ MAX_HELD = 200_000
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """One message: its envelope, the tag it is held under, how often it was taken before, and its routing key.
-
-    In a classic queue, `taken` is 1 for a message that was taken before, even if it was taken more often.
-    """
+    """A message: its envelope, its tag, how often it was taken before (a classic queue says 1 at most), and its routing key."""
 
     raw: bytes
     tag: int
@@ -56,10 +51,10 @@ class Found:
 
 
 class Look:
-    """One pass through a queue, from its head (the oldest message) on; for one thread.
+    """One pass through a queue, from the oldest message on; for one thread.
 
-    When the look ends, all messages go back, except those that were passed to `take`. `held` is how many messages it has met.
-    `read` makes bytes of a message of py-amqp; by default, its envelope.
+    When the look ends, all messages go back, except those passed to `take`. `held` is how many messages it has met. `read` makes
+    bytes of a py-amqp message; by default, its envelope.
     """
 
     def __init__(
@@ -96,12 +91,12 @@ class Look:
             yield found
 
     def take(self, found: Found) -> None:
-        """Remove this message from the queue: it has arrived elsewhere, or it is deleted."""
+        """Remove this message from the queue."""
         self._tags.pop(found.tag, None)
         self._channel.basic_ack(found.tag)
         self._acknowledged += 1
         if self._acknowledged % LOT == 0:
-            # The answer comes when the acknowledgements before it are in the queue's own log.
+            # The answer comes when the earlier acknowledgements are in the queue's log.
             following = self._next()
             if following is not None:
                 self._ahead.append(following)
@@ -115,7 +110,7 @@ class Look:
         if message is None:
             return None
         tag = int(message.delivery_tag)
-        message.delivery_info["delivery_tag"] = ""  # it differs in each look: a dead letter must have the same bytes in all
+        message.delivery_info["delivery_tag"] = ""  # a dead letter must have the same bytes in each look
         routing_key = str(message.delivery_info.get("routing_key") or "")
         found = Found(self._read(message), tag, delivery_count(message), routing_key)
         self._tags[found.tag] = None
@@ -125,7 +120,7 @@ class Look:
         return found
 
     def _meet_the_rest(self) -> None:
-        """Take all messages that were returned to a quorum queue before: those that are returned now would go behind them."""
+        """Take all messages that a quorum queue got back earlier: messages that are returned now would go behind them."""
         while self._may_be_turned and self._next() is not None:
             pass
 

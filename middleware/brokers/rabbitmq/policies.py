@@ -1,7 +1,7 @@
-"""The policies of a RabbitMQ broker that end messages. Its management plugin reports them; AMQP does not.
+"""RabbitMQ's own policies that end messages. The management plugin reports them; AMQP does not.
 
 The plugin's answer may contain anything, so errors are reported in fixed words. A redirection is not followed, because the user and
-the password would be sent there. Limits: the plugin is asked once, when a worker starts. Patterns are read as Python reads them.
+password would be sent there. Limits: the plugin is asked once, when a worker starts. Patterns are read as Python's.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ ENDING = ("dead-letter-exchange", "message-ttl", "expires", "max-length", "max-l
 KINDS = ("policies", "operator-policies")
 #: The values of `apply-to` that include queues.
 OF_QUEUES = ("all", "queues", "classic_queues", "quorum_queues")
-#: The same of an exchange: what no queue is bound for goes to another one.
+#: The same for exchanges: messages that no queue is bound for go to the alternate exchange.
 ENDING_EXCHANGE, OF_EXCHANGES = ("alternate-exchange",), ("all", "exchanges")
 #: Seconds that the plugin may take to answer.
 TIMEOUT = 5.0
 REDIRECTION = 3
-#: Arguments in a queue's declaration that make the broker end messages, without regard to redelivery's policies.
+#: Arguments of a queue's declaration that make the broker end messages.
 BYPASSES = ("x-dead-letter-exchange", "x-message-ttl", "x-expires", "x-max-length", "x-max-length-bytes", "x-delivery-limit")
 _DROPPED = "the broker drops messages because of these, without a record: remove them, and use max_time_to_live instead"
 _KEPT = "the broker ends messages itself because of these: use `redelivery dlq import`, or max_time_to_live"
@@ -49,7 +49,7 @@ _ENDS_OURS = "it ends dead letters, delays or outcome events: change its pattern
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A policy: its name, its definitions that end messages, and the queues (or the exchange) that it applies to."""
+    """A broker's policy: its name, its definitions that end messages, and the queues or exchange that it applies to."""
 
     name: str
     definitions: tuple[str, ...]
@@ -58,7 +58,7 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Bypass:
-    """A queue whose declaration lets the broker end messages: the arguments that do so, and what to do about it."""
+    """A queue whose declaration makes the broker end messages: its arguments that do so, and what to do about it."""
 
     queue: str
     arguments: tuple[str, ...]
@@ -66,10 +66,8 @@ class Bypass:
 
 
 class _NoRedirects(HTTPRedirectHandler):
-    """Makes a redirection an error."""
-
     def redirect_request(self, *_: Any, **__: Any) -> None:
-        """Follow no redirection."""
+        """Make a redirection an error."""
 
 
 _OPENER = build_opener(_NoRedirects)
@@ -121,21 +119,24 @@ def _why_not(exc: Exception) -> str:
 
 
 def _checked(rows: Any) -> Iterator[dict[str, Any]]:
-    """The policies of an answer. Raises `LookupError`, `TypeError`, `ValueError`, `re.error` if one is no policy."""
+    """The policies of an answer. Raises `LookupError`, `TypeError`, `ValueError` or `re.error` if a row is not a policy."""
     for row in rows:
         re.compile(row["pattern"])
         yield {**row, "name": str(row["name"]), "priority": int(row["priority"]), "definition": dict(row["definition"])}
 
 
 def bypasses_of(app: Celery, queues: Iterable[str]) -> Iterator[Bypass]:
-    """Those of these queues whose own declarations let RabbitMQ end messages."""
+    """The queues whose own declarations make RabbitMQ end messages."""
     for name in queues:
         queue = app.amqp.queues[name]
-        said = {**(queue.queue_arguments or {}), **({"x-message-ttl": queue.message_ttl} if queue.message_ttl is not None else {})}
-        said.update({"x-expires": queue.expires} if queue.expires is not None else {})
-        said.update({"x-max-length": queue.max_length} if queue.max_length is not None else {})
-        said.update({"x-max-length-bytes": queue.max_length_bytes} if queue.max_length_bytes is not None else {})
-        found = tuple(argument for argument in BYPASSES if argument in said)
+        options = {
+            "x-message-ttl": queue.message_ttl,
+            "x-expires": queue.expires,
+            "x-max-length": queue.max_length,
+            "x-max-length-bytes": queue.max_length_bytes,
+        }
+        given = {*(queue.queue_arguments or {}), *(name for name, value in options.items() if value is not None)}
+        found = tuple(argument for argument in BYPASSES if argument in given)
         if found:
             yield Bypass(name, found, _KEPT if BYPASSES[0] in found else _DROPPED)
 
@@ -143,9 +144,9 @@ def bypasses_of(app: Celery, queues: Iterable[str]) -> Iterator[Bypass]:
 def bypassing_policies(
     url: str, app: Celery, consumed: Sequence[str], letters: Iterable[str], names: AmqpNames
 ) -> list[tuple[Policy, str]]:
-    """The broker's own policies that end messages, each with what to do about it. Raises `BrokerError`.
+    """The broker's policies that end messages in consumed queues or in redelivery's own, each with what to do about it.
 
-    They end messages in the consumed queues, without regard to redelivery's policies, or in redelivery's own queues.
+    Raises `BrokerError`.
     """
     ours = {*letters, names.outcomes, *map(names.level, range(BITS))} - {*consumed}
     found = ending_policies(url, app.connection_for_write(), [*consumed, *ours], [names.delivery_exchange])
@@ -155,13 +156,13 @@ def bypassing_policies(
 
 
 def warn_of_bypasses(app: Celery, queues: Iterable[str]) -> None:
-    """Log a warning for each of these queues whose own declaration lets RabbitMQ end messages."""
+    """Log a warning for each queue whose own declaration makes RabbitMQ end messages."""
     for each in bypasses_of(app, queues):
         log.warning("broker.bypasses", queue=each.queue, arguments=",".join(each.arguments), why=each.why)
 
 
 def warn_of_policies(url: str, app: Celery, consumed: Sequence[str], letters: Iterable[str], names: AmqpNames) -> None:
-    """Log a warning for each of the broker's own policies that ends messages, in the consumed queues or in redelivery's own."""
+    """Log a warning for each of the broker's policies that ends messages in consumed queues or in redelivery's own."""
     try:
         found = bypassing_policies(url, app, consumed, letters, names)
     except BrokerError as exc:

@@ -1,8 +1,8 @@
-"""The properties of a message from RabbitMQ, read in a way that no producer's message can break the connection.
+"""Reads the properties of RabbitMQ messages in a way that no producer's message can break the connection.
 
-py-amqp reads them. It ends the connection if it cannot read a value: tables nested deeper than Python's stack, a time beyond the
-year 9999, text that is not UTF-8. Here such a header value, and one that nests deeper than `MAX_DEPTH`, is kept as bytes, in a
-table with a mark (`KEPT_RAW`); text that is not UTF-8 is read with `?`. Our own header is left out if it cannot be read.
+py-amqp ends the connection if it cannot read a value: tables nested deeper than Python's stack, a time after the year 9999, text
+that is not UTF-8. Here such a header value, and one that nests deeper than `MAX_DEPTH`, is kept as bytes, in a table with a mark
+(`KEPT_RAW`); text that is not UTF-8 is read with `?`. Our own header is left out if it cannot be read.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from ...messages.envelope import HEADER
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-#: The key that marks a table of ours, and its value if the table holds the bytes of a value that was not read.
+#: The key that marks our tables, and its value for a table with an unread value's bytes.
 MARK, KEPT_RAW = "redelivery:is", "raw"
 #: How deep lists and tables may nest.
 MAX_DEPTH = 64
-#: What py-amqp raises if it cannot read a value.
+#: py-amqp's errors for a value that it cannot read.
 UNREADABLE = (ArithmeticError, AMQPError, LookupError, OSError, RecursionError, StructError, TypeError, ValueError)
 METHOD, CONTENT_HEADER, BODY, HEARTBEAT = 1, 2, 3, 8
 SIZE, NUMBER = Struct(">I"), Struct(">Q")
-#: The types of a table's values: those that begin with their length, and the lengths of the others.
+#: The types of a table's values: types that begin with their length, and the lengths of the others.
 SIZED, LENGTHS = b"SxFA", dict(zip(b"bBtsUuIifDlLdTV", (1, 1, 1, 2, 2, 2, 4, 4, 4, 5, 8, 8, 8, 8, 0), strict=True))
 #: The properties before and after the headers, in their order, with their flags.
 BEFORE = ((0x8000, "content_type"), (0x4000, "content_encoding"))
@@ -40,7 +40,7 @@ BEHIND = (
     (0x0004, "cluster_id"),
 )
 OCTETS = frozenset({"delivery_mode", "priority"})
-#: The methods that bring a message, and where their exchange and routing key begin.
+#: The methods that carry a message, and where their exchange and routing key begin.
 WITH_A_MESSAGE: dict[tuple[int, int], Callable[[bytes], int]] = {
     spec.Basic.Deliver: lambda content: 14 + content[4],
     spec.Basic.GetOk: lambda _: 13,
@@ -52,7 +52,7 @@ class Received(amqp.Message):
     """A message that one of our connections reads."""
 
     def _load_properties(self, class_id: int, buf: bytes, offset: int) -> int:
-        """As py-amqp's; a value that it cannot read, or that nests too deep, is kept as bytes."""
+        """As py-amqp's; an unreadable value, or one that nests too deep, is kept as bytes."""
         try:
             end: int = super()._load_properties(class_id, buf, offset)
         except UNREADABLE:
@@ -64,7 +64,7 @@ class Received(amqp.Message):
 
 
 def frame_handler(connection: Any, callback: Callable[..., Any]) -> Callable[[tuple[int, int, bytes]], bool]:
-    """As py-amqp's: the function that handles each frame of a connection; its messages are `Received`."""
+    """As py-amqp's: the function that handles each frame of a connection. Its messages are `Received`."""
     expected: defaultdict[int, int] = defaultdict(lambda: METHOD)
     partial: dict[int, Received] = {}
 
@@ -106,9 +106,9 @@ def is_deep(value: Any, left: int = MAX_DEPTH) -> bool:
 
 
 def _readable(method: tuple[int, int], content: bytes) -> bytes:
-    """A method's arguments; in an exchange or a routing key that is not UTF-8, `?` replaces each byte that is not ASCII."""
+    """A method's arguments. If exchange or routing key are not UTF-8, `?` replaces each byte that is not ASCII."""
     at = WITH_A_MESSAGE[method](content)
-    if content[at:].isascii():  # nearly all: the names are ASCII, and shorter than 128 bytes
+    if content[at:].isascii():  # nearly always: the names are ASCII, and shorter than 128 bytes
         return content
     for _ in range(2):
         name, end = _short(content, at)
@@ -140,7 +140,7 @@ def _salvaged(buf: bytes, at: int) -> dict[str, Any]:
 
 
 def _short(buf: bytes, at: int) -> tuple[str, int]:
-    """A short text, and where it ends; if it is not UTF-8, `?` replaces each byte that is not ASCII, so that it gets no longer."""
+    """A short text, and where it ends. If it is not UTF-8, `?` replaces each byte that is not ASCII; the length stays."""
     end = at + 1 + buf[at]
     given = bytes(buf[at + 1 : end])
     try:
@@ -150,7 +150,7 @@ def _short(buf: bytes, at: int) -> tuple[str, int]:
 
 
 def _headers(table: bytes) -> dict[Any, Any]:
-    """The headers, each value read by itself. From a value of an unknown type on, the rest is kept as one value."""
+    """The headers, each read separately. From a value of an unknown type on, the rest is kept as one value."""
     headers: dict[Any, Any] = {}
     at = 0
     while at < len(table):

@@ -1,17 +1,17 @@
-"""The publisher: carries moves out on RabbitMQ, many at a time, in a native thread, on a connection of its own.
+"""The publisher: carries moves out on RabbitMQ, many at a time, in a native thread with its own connection.
 
 1. The message is published to its target, and the broker confirms it. If the broker cannot route it, the queue is declared, and the
    message is published again; if that fails, too, the move is tried again every few seconds.
-2. Its outcome event is published, and then its entry in the journal (`journal`), whose confirmation is not awaited.
-3. The event is confirmed. If the outcome log refuses it, the entry is taken back; from then on, until the log accepts events again,
-   entries are written after the confirmation.
+2. The outcome event is published, and then the entry in the journal (`journal`), whose confirmation is not awaited.
+3. The event is confirmed. If the outcome log refuses it, the entry is taken back; until the log accepts events again, later entries
+   are written only after the confirmation.
 4. The caller gets the answer, and acknowledges the delivery.
 
-If the connection breaks, what was not confirmed is published again, under the same event id. If the broker has taken the delivery
+If the connection breaks, unconfirmed messages are published again, and events keep their ids. If the broker has taken a delivery
 back meanwhile (its channel is gone), its move is refused before anything is published.
 
-Limits: if a worker dies between two steps, the delivery comes again; it runs twice if its message was published, and has no entry
-yet. If it dies in the milliseconds between the first entry and the first refusal, a move is left without an event.
+Limits: if a worker dies between two steps, the message is delivered again. It runs twice if its successor was published without an
+entry. If the worker dies in the milliseconds between the first entry and the first refusal, a move has no event.
 """
 
 from __future__ import annotations
@@ -48,22 +48,23 @@ if TYPE_CHECKING:
 
 #: The most moves that are carried out together, and the most bytes of their messages.
 MAX_MOVES, MAX_BYTES = 256, 8 * 1024 * 1024
-#: Seconds: between two attempts to reach the broker; before a move that failed is tried again; for a confirmation to come, unless
-#: the broker has reported that it is blocked.
+#: Seconds between two attempts to reach the broker.
 FIRST_WAIT, MAX_WAIT = 0.05, 2.0
+#: Seconds before a failed move is tried again.
 QUARANTINE = 3.0
+#: Seconds to wait for a confirmation, unless the broker has reported that it is blocked.
 TIMEOUT = 30.0
-#: Seconds that moves wait for others to go with them, and how many moves do not wait.
+#: Seconds that moves wait for more moves; the number of moves that do not wait.
 LINGER, ENOUGH = 0.02, 64
-#: How often a batch is tried together before its moves are tried one by one; once if the error is not one of `NOT_NOW`.
+#: How often a batch is tried before its moves are tried one by one; once for errors that are not temporary.
 MAX_TOGETHER = 3
-#: Bytes of a message that is published alone: the broker may refuse it for its size.
+#: Larger messages (bytes) are published alone, because the broker may refuse them for their size.
 LARGE = 64 * 1024
-#: Errors that the broker causes for now, and not a move; and those by which it forbids a move, unless they are among the first.
+#: Temporary errors, which no move has caused.
 NOT_NOW = (OSError, BrokerUnavailable)
+#: Errors by which the broker forbids a move, unless they are temporary.
 FORBIDDEN = (amqp.AccessRefused, BrokerError)
-
-#: What py-amqp raises if a message or a name cannot be written in AMQP, before it sends any part of it.
+#: py-amqp's errors for a message or name that cannot be written in AMQP. They come before any part is sent.
 UNWRITABLE = (FrameSyntaxError, struct.error, UnicodeError, OverflowError, RecursionError)
 
 Address = tuple[str, str]
@@ -76,9 +77,9 @@ ENDED = threading.Condition()
 class Move:
     """One move: the message and its target, the event to record, and the function that gets the answer.
 
-    `prepare` declares what the target needs, and returns False if it is missing and may not be made: then nothing has changed
-    (`MISSING`). `is_current` tells whether this worker may still end the delivery. A message that cannot be routed is tried again
-    and again; if not `may_wait`, the answer is `MISSING`, too, and a move that the broker forbids ends (`refusal`). `moved` and
+    `prepare` declares what the target needs. It returns False if the target is missing and may not be created: then nothing has
+    changed (`MISSING`). `is_current` tells whether this worker may still end the delivery. A message that cannot be routed is tried
+    again and again. Without `may_wait` the answer is `MISSING` instead, and a forbidden move ends (`refusal`). `moved` and
     `ended_message` are written into the journal. `further` is recorded together with `event`.
     """
 
@@ -94,17 +95,14 @@ class Move:
     event_id: str = ""
     further: tuple[Event, ...] = ()
     is_there: bool = False
-    #: The error with which it has failed alone. Then it is never carried out with others again.
+    #: The error of an attempt with this move alone. After it, the move is always carried out alone.
     failure: Exception | None = None
     answer: Answer | None = None
-    #: Why the broker has forbidden it.
+    #: Why the broker forbids the move.
     refusal: BrokerError | None = None
 
     def wait(self, seconds: float) -> bool:
-        """Wait until the move has ended, at most this long; return whether it has. Raises `BrokerError` if it is forbidden.
-
-        Few wait, so one condition serves all moves.
-        """
+        """Wait until the move has ended, at most this long; return whether it has. Raises `BrokerError` if it is forbidden."""
         with ENDED:
             has_ended = ENDED.wait_for(lambda: self.answer is not None, seconds)
         if self.refusal is not None:
@@ -112,12 +110,12 @@ class Move:
         return has_ended
 
     def is_forbidden_by(self, exc: Exception) -> bool:
-        """Whether it ends with this error: somebody waits for it, and no message of it has arrived."""
+        """Whether the move ends with this error: a caller waits for it, and its message has not arrived."""
         is_out = self.is_there and self.message is not None
         return not self.may_wait and not is_out and isinstance(exc, FORBIDDEN) and not isinstance(exc, NOT_NOW)
 
     def told(self, numbers: Numbering) -> list[tuple[str, Event]]:
-        """Its events, each with its id; the same ids at each call."""
+        """The events with their ids, which are the same at each call."""
         if self.event is None:
             return []
         self.event_id = self.event_id or numbers.next_id()
@@ -125,7 +123,7 @@ class Move:
         return [(self.event_id, self.event), *((each.event_id, each) for each in self.further)]
 
     def end(self, answer: Answer) -> None:
-        """Give the answer to `then` and to those that wait: the move has ended."""
+        """End the move: give the answer to `then` and to waiting threads."""
         self.answer = answer
         try:
             self.then(answer)
@@ -136,10 +134,10 @@ class Move:
 
 
 def _groups(moves: list[Any]) -> Iterator[list[Any]]:
-    """The moves whose messages are published and confirmed together.
+    """Groups of moves whose messages are published and confirmed together.
 
-    If the broker refuses a publication with an error, it sends no more confirmations, and what was published together with it is
-    published again. It may refuse an exchange that is missing or forbidden, or a large message.
+    If the broker refuses a publication with an error, it sends no more confirmations, and its whole group is published again. It
+    may refuse a missing or forbidden exchange, or a large message.
     """
     small = [move for move in moves if len(move.message.body) <= LARGE]
     yield [move for move in small if not move.target[0]]
@@ -150,8 +148,8 @@ def _groups(moves: list[Any]) -> Iterator[list[Any]]:
 class Publisher:
     """The thread and its connection.
 
-    `connect` opens a new kombu connection, `declare` declares the outcome log on one; `ended` is called once after each attempt,
-    when its moves have got their answers.
+    `connect` opens a new kombu connection; `declare` declares the outcome log on a py-amqp connection. `ended` is called after each
+    attempt, when its moves have their answers.
     """
 
     def __init__(
@@ -178,13 +176,13 @@ class Publisher:
         self._was_broken = False
         #: Whether the outcome log refused the last events.
         self._was_refused = False
-        #: If so many moves are there, they do not wait for others.
+        #: This many moves do not wait for more.
         self.enough = 1
 
     # called from other threads
 
     def submit(self, move: Move) -> Move:
-        """Add the move to those that wait to be carried out; it never fails."""
+        """Add the move to the waiting moves; it never fails."""
         with self._news:
             self._begin()
             self._line.append(move)
@@ -193,10 +191,10 @@ class Publisher:
         return move
 
     def drain(self, seconds: float) -> bool:
-        """Wait until all moves are carried out, or quarantined, at most this long; False if one still waits."""
+        """Wait until all moves are carried out or quarantined, at most this long; False if a move still waits."""
         deadline = time.monotonic() + seconds
         while (self._line or self._under_way) and time.monotonic() < deadline:
-            time.sleep(0.005)  # only at the end of a worker's life
+            time.sleep(0.005)  # only when a worker stops
         return not self._line and not self._under_way
 
     def waiting(self) -> int:
@@ -213,7 +211,7 @@ class Publisher:
             thread.join(5)
 
     def _begin(self) -> None:
-        """Start the thread, once in each process: a forked child does not have it."""
+        """Start the thread, once in each process: a forked child does not inherit it."""
         if self._pid != os.getpid():
             self._pid, self._thread, self._under_way = os.getpid(), None, 0
             self._kombu = self._channel = None
@@ -234,7 +232,7 @@ class Publisher:
         self._disconnect()
 
     def _carry_out(self, batch: list[Move]) -> None:
-        """Try until each move has ended, or was quarantined; a move that fails by its own fault does not stop the others."""
+        """Try until each move has ended or is quarantined. A move that itself causes the failure does not stop the others."""
         wait, failures = FIRST_WAIT, 0
         while batch:
             tried = batch if failures < MAX_TOGETHER else batch[:1]
@@ -260,7 +258,7 @@ class Publisher:
         self._was_broken = False
 
     def _forbid(self, move: Move, why: Exception) -> None:
-        """End the move of somebody who waits for it: the message stays where it is."""
+        """End a forbidden move that a caller waits for: the message stays where it is."""
         with suppress(Exception):  # if no entry can be written, none was
             self._note_moved(HAS_STAYED, [move])
         move.refusal = why if isinstance(why, BrokerError) else BrokerError(str(why))
@@ -270,7 +268,7 @@ class Publisher:
         return any(move is each for _, each in self._quarantined)
 
     def _next(self) -> list[Move] | None:
-        """Wait for moves, and return those to carry out together; None if the publisher is closed."""
+        """Wait for moves, and return the next batch; None if the publisher is closed."""
         with self._news:
             while True:
                 now = time.monotonic()
@@ -286,7 +284,7 @@ class Publisher:
                 self._news.wait(min((at for at, _ in self._quarantined), default=now + 3600) - now)
 
     def _linger(self) -> None:
-        """Wait a moment for more moves: each turn of this thread takes the interpreter from the worker's main thread."""
+        """Wait a moment for more moves, because each run of this thread takes the interpreter from the worker's main thread."""
         until = time.monotonic() + LINGER
         while len(self._line) < self.enough and not self._stopped and (left := until - time.monotonic()) > 0:
             self._news.wait(left)
@@ -343,14 +341,14 @@ class Publisher:
             for number, move in sent:
                 move.is_there = number not in self._confirms.nacked and move.target not in self._returned
         if self._confirms.nacked:
-            # A channel that a full quorum queue has refused goes on refusing if the limit is removed.
+            # After a full quorum queue has refused, the channel goes on refusing even if the limit is removed.
             self._channel.close()
             self._open_channel(self._connection)
 
     def _number_of(self, move: Move) -> int | None:
-        """Publish its message; return the number of the publication, or None if the message cannot be written."""
+        """Publish the move's message; return the number of the publication, or None if the message cannot be written."""
         if not move.may_wait and move.moved is not None:
-            # An entry of its own, before the message: a reader that meets this message again leaves it until more is known.
+            # A separate entry, before the message: a reader that finds the old message leaves it until more is known.
             self._note(IS_TURNING, [move.moved.turning])
         try:
             return self._publish(move.message, move.target)
@@ -369,8 +367,8 @@ class Publisher:
     def _tell(self, moves: list[Move]) -> None:
         """Record the events of the moves whose messages have arrived.
 
-        A reader of an entry acknowledges the message, so the event must be in the log: once the log has refused an event, entries
-        are written only after it has accepted one.
+        A reader that finds an entry acknowledges the message, so the event must be in the log: once the log has refused events,
+        entries are written only after it has accepted some.
         """
         events = [each for move in moves for each in move.told(self._numbers)]
         if not events:
@@ -402,7 +400,7 @@ class Publisher:
         self._note(kind, [move.moved.digest for move in moves if move.moved is not None])
 
     def _note(self, kind: bytes, noted: list[bytes]) -> None:
-        """Write these into the journal as one entry. Its confirmation is not awaited: the journal may accept none."""
+        """Write these into the journal as one entry, without waiting: the journal may refuse all entries."""
         if noted:
             number = self._publish(entry(kind, noted), ("", self._names.journal))
             self._confirms.open.discard(number)
@@ -429,7 +427,7 @@ class Publisher:
 
     @property
     def _connection(self) -> Any:
-        """The connection of py-amqp, with a channel that confirms."""
+        """The py-amqp connection; its channel confirms publications."""
         if self._kombu is None:
             kombu = self._connect()
             connection = kombu.connection

@@ -1,7 +1,7 @@
-"""What this project declares on a RabbitMQ broker: the outcome log, the delay store and its bindings, dead-letter queues, starts.
+"""Declares redelivery's queues and exchanges on a RabbitMQ broker.
 
-Everything is durable, and may be declared again and again. A queue that exists with other arguments is used as it is. A refused
-declaration closes its channel, so each declaration that may be refused has a channel of its own.
+Everything is durable, and may be declared again. A queue that exists with other arguments is used as it is. A refused declaration
+closes its channel, so each declaration that may be refused has its own channel.
 """
 
 from __future__ import annotations
@@ -22,13 +22,11 @@ if TYPE_CHECKING:
 
 QUEUE_TYPE = "x-queue-type"
 CLASSIC, STREAM = "classic", "stream"
-#: A look at a message in a quorum queue counts as a delivery, and RabbitMQ 4 drops a message after 20 deliveries. Versions before 4
-#: refuse -1 (no limit).
+#: In a quorum queue, a look at a message counts as a delivery, and RabbitMQ 4 drops a message after 20 deliveries. Versions before
+#: 4 refuse -1 (no limit).
 DELIVERY_LIMIT, NO_LIMIT = "x-delivery-limit", 2**31 - 1
 #: How long a recorded start is kept if it is not deleted: a week, in milliseconds.
 KEPT_MS = 7 * 24 * 3600 * 1000
-
-
 #: The journal's bytes (about a million moves), in four files; a file is deleted when all its entries are older than this age.
 JOURNAL_BYTES, JOURNAL_AGE = 16 * 1024 * 1024, "1h"
 #: The audit's bytes (about ten thousand records), in four files.
@@ -36,7 +34,7 @@ AUDIT_BYTES = 8 * 1024 * 1024
 
 
 def max_log_bytes(owner: Any) -> int:
-    """How many bytes the outcome log may take, by the settings of this app or connection; the default if it has none."""
+    """The most bytes of the outcome log, by the settings of this app or connection, or by default."""
     runtime = getattr(owner, "redelivery", None)
     return int((GeneralSettings() if runtime is None else runtime.settings).outcome_log_max_bytes)
 
@@ -44,8 +42,8 @@ def max_log_bytes(owner: Any) -> int:
 def declare_outcomes(connection: Any, names: AmqpNames, max_bytes: int) -> bool:
     """Declare the outcome log: a durable queue, bound to an exchange to which other programs may bind queues, too.
 
-    Returns whether it was missing. Beyond `max_bytes` the oldest events are dropped, and the numbers in the ids of the others show
-    the gap. A queue that exists already keeps its bound.
+    Returns whether it was missing. Beyond `max_bytes` the oldest events are dropped; the numbers in later ids show the gap. An
+    existing queue keeps its bound.
     """
     is_missing = not has_queue(connection, names.outcomes)
     if is_missing:
@@ -57,10 +55,10 @@ def declare_outcomes(connection: Any, names: AmqpNames, max_bytes: int) -> bool:
 
 
 def declare_delays(connection: Any, names: AmqpNames) -> bool:
-    """Declare the delay store, as kombu declares its own, if any part of it is missing; return whether one was.
+    """Declare the delay store, as kombu declares its own, if any part is missing; return whether one was.
 
     It is declared from the last exchange on; if the process dies, it is declared again. A message enters at the highest bit of its
-    delay. At each level it waits if its bit is 1, and passes if it is 0. The queues have no delivery limit: at the limit, a level
+    delay. At each level it waits if the bit is 1, and passes if it is 0. The queues have no delivery limit: at the limit, a level
     would pass the message on too early.
     """
     if _exists(connection, lambda channel: _look_at_delays(channel, names)):
@@ -89,7 +87,7 @@ def declare_delays(connection: Any, names: AmqpNames) -> bool:
 
 
 def _look_at_delays(channel: Any, names: AmqpNames) -> None:
-    """Raises `NotFound` if an exchange or a queue of the delay store is missing."""
+    """Raise `NotFound` if an exchange or queue of the delay store is missing."""
     levels = [names.level(bit) for bit in range(BITS)]
     for exchange in (names.delays_declared, names.delivery_exchange, *levels):
         channel.exchange_declare(exchange, "direct", passive=True)
@@ -98,12 +96,12 @@ def _look_at_delays(channel: Any, names: AmqpNames) -> None:
 
 
 def bind_to_delays(channel: Any, queue: str, names: AmqpNames) -> None:
-    """Bind a queue to the delay store: it receives the messages that have waited for it, and no others."""
+    """Bind a queue to the delay store, to receive the messages that have waited for it."""
     channel.queue_bind(queue, names.delivery_exchange, names.binding_of(queue))
 
 
 def declare_letters(connection: Any, name: str, queue_type: str) -> None:
-    """Declare a dead-letter queue: durable, of this type, unless a queue of this name exists already."""
+    """Declare a dead-letter queue of this type, unless a queue of this name exists."""
     arguments = {} if queue_type == CLASSIC else {QUEUE_TYPE: queue_type, DELIVERY_LIMIT: NO_LIMIT}
     with connection.channel() as channel:
         try:
@@ -135,14 +133,14 @@ def declare_audit(connection: Any, name: str) -> bool:
 
 
 def _declare_stream(connection: Any, name: str, most: int, bounds: dict[str, Any]) -> None:
-    """Declare a stream that keeps `most` bytes, in four files, with these further arguments."""
+    """Declare a stream that keeps `most` bytes in four files."""
     arguments = {QUEUE_TYPE: STREAM, "x-max-length-bytes": most, "x-stream-max-segment-size-bytes": most // 4, **bounds}
     with connection.channel() as channel:
         channel.queue_declare(name, durable=True, auto_delete=False, arguments=arguments)
 
 
 def declare_start(channel: Any, name: str) -> None:
-    """Declare a recorded start (`start_markers`): an empty queue that is used only for its name; it is always classic."""
+    """Declare a recorded start (`start_markers`): a classic queue that stays empty."""
     channel.queue_declare(name, durable=True, auto_delete=False, arguments={QUEUE_TYPE: CLASSIC, "x-expires": KEPT_MS})
 
 
@@ -157,7 +155,7 @@ def has_exchange(connection: Any, name: str) -> bool:
 
 
 def queue_type_of(app: Celery, queue: str) -> str:
-    """The type that the app declares this queue with; classic if it gives none."""
+    """The type that the app declares this queue with; classic by default."""
     queues = app.amqp.queues
     known = queues[queue] if queue in queues else None  # noqa: SIM401 - `queues[...]` makes what is missing
     said = (getattr(known, "queue_arguments", None) or {}).get(QUEUE_TYPE)

@@ -1,9 +1,9 @@
 """The transitions on RabbitMQ: publish with confirm and `mandatory`, record, then acknowledge (`publisher`).
 
-A transition is submitted, and carried out as soon as the broker answers: `DONE` means that it is submitted, or that its delivery
-comes again. A call waits only for a move to a dead-letter queue that we may not create. Limits: after a crash between two steps, a
-message that was moved already is delivered again, unless the journal shows the move; delays are whole seconds, rounded up; no
-message goes back to a queue's head; the broker's clock cannot be read.
+A transition is only submitted, and carried out as soon as the broker answers: `DONE` means that it is submitted. A call waits only
+for a move to a dead-letter queue that we may not create. Limits: after a crash between two steps, a moved message is delivered
+again, unless the journal shows the move; delays are whole seconds, rounded up; no message goes back to a queue's head; the broker's
+clock cannot be read.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from ...policy.resolver import Pace
     from ...ports import Held, Redeliveries, Session, TaskResult
 
-#: Seconds to wait for the move to a dead-letter queue that we may not create.
+#: Seconds to wait for a move to a dead-letter queue that we may not create.
 MAX_LOOK = 30.0
 
 
@@ -73,7 +73,7 @@ class AmqpTransport(WithoutLeases):
             Capability.DEAD_LETTER_QUEUES,
             Capability.OUTCOME_LOG,
             Capability.REDELIVERY_COUNTS,
-        },
+        }
     )
 
     def __init__(self, app: Celery) -> None:
@@ -83,12 +83,12 @@ class AmqpTransport(WithoutLeases):
         self._kept = KeptConnection(self.connect)
         self.publisher = Publisher(self.connect, self.keys, self.declare_outcomes, self._settled)
         self._ready: set[tuple[str, str]] = set()
-        #: When it may be looked again whether the delay store is whole.
-        self._look_again = 0.0
+        #: When the delay store may be checked again (monotonic seconds).
+        self._check_delays_at = 0.0
         self._starts = Starts(self.connect)
         self._journal = Journal(self.connect, self.keys.journal)
         self._has_journal = False
-        #: The names of the recorded starts of the messages that this worker holds, by their tags.
+        #: Tag → name of the recorded start, for messages that this worker holds.
         self._begun: dict[str, str] = {}
 
     @classmethod
@@ -99,21 +99,21 @@ class AmqpTransport(WithoutLeases):
             return transport
 
     def connect(self) -> Any:
-        """A new open connection (kombu's). Raises `BrokerUnavailable` if nothing answers, `BrokerError` if it is refused."""
+        """A new open kombu connection. Raises `BrokerUnavailable` if nothing answers, `BrokerError` if it is refused."""
         connection = self.app.connection_for_write()
-        connection.transport_options["heartbeat"] = 0  # nobody would send them while it waits, and the broker would close it
-        try:  # each address of a list once; a single one twice
+        connection.transport_options["heartbeat"] = 0  # a waiting connection would send none, and the broker would close it
+        try:  # each address of a list once; a single address twice
             connection.ensure_connection(max_retries=max(len(connection.alt) - 1, 1), reraise_as_library_errors=False)
         except OperationalError as exc:
             raise unanswered(connection.as_uri(), exc) from exc
-        except (AccessRefused, *connection.connection_errors) as exc:  # a refused login is the former
+        except (AccessRefused, *connection.connection_errors) as exc:
             kind = BrokerError if type(exc).__name__ in {"AccessRefused", "NotAllowed"} else BrokerUnavailable
             msg = f"broker {connection.as_uri()} refused the connection: {exc}"
             raise kind(msg) from exc
         return connection
 
     def asking(self) -> AbstractContextManager[Any]:
-        """A connection for one question that leaves nothing open on it; it is kept for the next question. Raises as `connect`."""
+        """As `connect`, for one question, which must leave nothing open; the connection is kept for the next question."""
         return self._kept.asking()
 
     # the worker's side
@@ -131,10 +131,10 @@ class AmqpTransport(WithoutLeases):
         return self.claim
 
     def attach(self, consumer: Consumer) -> None:
-        """Declare what the connected consumer needs, and bind the queues that it consumes to the delay store.
+        """Declare what the connected consumer needs, and bind its queues to the delay store.
 
-        Raises `ConfigurationError` if the broker refuses that: a right is missing, a name is taken, a queue is exclusive, or it
-        allows no more queues.
+        Raises `ConfigurationError` if the broker refuses that: a right is missing, a name is taken, a queue is exclusive, or no
+        more queues are allowed.
         """
         self._ready.clear()
         connection = self.connect()
@@ -153,9 +153,8 @@ class AmqpTransport(WithoutLeases):
             self._has_journal = declare_journal(made, self.keys.journal)  # last: a broker without streams may close the connection
         assert self.claim is not None  # noqa: S101 - the caller has begun it
         self.claim.attach(consumer)
-        self._begun = {
-            tag: name for tag, name in self._begun.copy().items() if tag in self.claim.held
-        }  # the next worker of a lost message asks for its start
+        # The starts of lost messages stay on the broker: the next worker asks for them.
+        self._begun = {tag: name for tag, name in self._begun.copy().items() if tag in self.claim.held}
 
     # transitions of a message that a worker holds
 
@@ -178,7 +177,7 @@ class AmqpTransport(WithoutLeases):
         """Move the message to the delay store for `delay_ms`, or until `due_ms`, in whole seconds, rounded up.
 
         If it need not wait, it goes directly back to its queue, behind all others; a redriven message goes to the exchange and key
-        that it was first published to. A delay of 2**28 seconds (eight and a half years) or more waits in parts (`delays`).
+        that it was first published to. A message with a longer delay than the delay store has waits in parts (`delays`).
         """
         now_ms = self.now_ms()
         wait_ms = (due_ms - now_ms if due_ms is not None else delay_ms) or 0
@@ -195,16 +194,9 @@ class AmqpTransport(WithoutLeases):
         return self._carry(self._made(tag, event, waits.message, waits.target, prepare, arrives_in=list_name, seconds=seconds))
 
     def dead_letter(
-        self,
-        tag: str,
-        message: bytes,
-        *,
-        dead_letter_queue: str,
-        queue: str,
-        event: Event | None,
-        must_exist: bool = False,
+        self, tag: str, message: bytes, *, dead_letter_queue: str, queue: str, event: Event | None, must_exist: bool = False
     ) -> Answer:
-        """Move the message to a dead-letter queue. A missing queue is created, with its origin's type, unless it `must_exist`."""
+        """Move the message to a dead-letter queue. A missing queue is created with its origin's type, unless it `must_exist`."""
         prepare = self._looking(dead_letter_queue) if must_exist else self._keeping(dead_letter_queue, queue)
         move = self.publisher.submit(
             self._made(tag, event, message, ("", dead_letter_queue), prepare, arrives_in=dead_letter_queue)
@@ -223,13 +215,12 @@ class AmqpTransport(WithoutLeases):
         return Answer.DONE if self.claim is None or held is not None or self.claim.holds(tag) else Answer.REFUSED
 
     def recorded_start(self, held: Held) -> str | None:
-        """The recorded start of a message that is delivered again: the start's name, or None."""
         self._begun[held.tag] = name = start_of(opened(held.raw)["headers"])
         return name if self._starts.has(name) else None
 
     def ask_moved(self, held: Held, letters: frozenset[str], then: Callable[[Successor, Sequence[Event]], None]) -> None:
         if self._has_journal and self.claim is not None:
-            self.claim.leave(held.tag)  # while it waits for the answer, others may be received
+            self.claim.leave(held.tag)  # while it waits for the answer, the worker may receive others
             self._journal.ask(digest_of(held.raw, held.queue), held.queue, letters, then)
         else:
             then(Successor.UNKNOWN, ())
@@ -240,20 +231,16 @@ class AmqpTransport(WithoutLeases):
             self.publisher.submit(self._made(each.tag, None, sealed(released(opened(each.raw))), ("", each.queue)))
         return len(held)
 
-    def now_ms(self) -> int:
-        """This machine's time: RabbitMQ does not report its own."""
-        return time.time_ns() // 1_000_000
-
     # checks, drain and close
 
     def warn(self, queues: Sequence[str], letters: Iterable[str], management_url: str | None) -> None:
-        """Log a warning if declarations of queues, or the broker's policies, let the broker end messages."""
+        """Log a warning if queue declarations, or the broker's policies, let the broker end messages."""
         warn_of_bypasses(self.app, queues)
         if management_url is not None:
             warn_of_policies(management_url, self.app, queues, letters, self.keys)
 
     def declare_outcomes(self, connection: Any) -> bool:
-        """Declare the outcome log on a connection of py-amqp; return whether it was missing. Raises the broker's errors."""
+        """Declare the outcome log on a py-amqp connection; return whether it was missing. Raises the broker's errors."""
         return declare_outcomes(connection, self.keys, max_log_bytes(self.app))
 
     def has_queue(self, name: str) -> bool:
@@ -261,20 +248,20 @@ class AmqpTransport(WithoutLeases):
             return has_queue(connection.connection, name)
 
     def drain(self, seconds: float) -> int:
-        """Wait until all moves are carried out and acknowledged, at most this long; return how many are not."""
+        """Wait at most this long until all moves are carried out and acknowledged; return how many are not."""
         is_done = self.publisher.drain(seconds)
         if self.claim is not None:
             self.claim.flush()
         return 0 if is_done else self.publisher.waiting()
 
     def close(self) -> None:
-        """Close the connections at the worker's end, when the broker has stored the acknowledgements."""
+        """Close the connections when the worker stops, after the broker has stored the acknowledgements."""
         if self.claim is not None and not self.publisher.waiting():
             self.claim.rest()
         self._journal.close()
         self.publisher.close()
         for tag in list(self._begun):
-            self._forget_start(tag)  # a stop is no crash
+            self._forget_start(tag)  # a stop is not a crash
         self._starts.close()
 
     # carrying out
@@ -303,13 +290,13 @@ class AmqpTransport(WithoutLeases):
         if claim is not None:
             claim.leave(tag)
         if message is None:
-            self._forget_start(tag)  # at once: the next task may kill this worker before the event is confirmed
+            self._forget_start(tag)  # before the event is confirmed: the next task may kill this worker first
 
         def then(answer: Answer) -> None:
             if claim is None or not tag:
                 return
             if answer is not Answer.MISSING:
-                self._forget_start(tag)  # not before: if the worker dies, and the move is lost, the attempt that ran counts
+                self._forget_start(tag)  # not earlier: if the worker dies and the move is lost, the crash must count
             if answer is Answer.DONE:
                 claim.settle(tag)
             elif answer is Answer.REFUSED:
@@ -325,7 +312,6 @@ class AmqpTransport(WithoutLeases):
         return move
 
     def _write_journal(self, move: Move, held: Held, message: bytes | None, seconds: int, arrives_in: str) -> None:
-        """Give the move what is written into the journal about it."""
         if message is not None:
             events = () if move.event is None else (move.event,)
             said: dict[str, Any] = {"target": arrives_in, "events": events, "now_ms": self.now_ms()}
@@ -339,12 +325,12 @@ class AmqpTransport(WithoutLeases):
             self._starts.forget(name)
 
     def _declare_delays(self, connection: Any) -> None:
-        """Declare what is missing of the delay store: many moves that fail are one look, and each is tried again after a pause."""
-        if time.monotonic() < self._look_again:
+        """Declare missing parts of the delay store, at most once in a pause: many moves may fail at once, and ask for it."""
+        if time.monotonic() < self._check_delays_at:
             return
         if declare_delays(connection, self.keys):
             self._ready.clear()  # the bindings of the queues may be gone, too
-        self._look_again = time.monotonic() + QUARANTINE
+        self._check_delays_at = time.monotonic() + QUARANTINE
 
     def _delaying(self, queue: str) -> Callable[[Any, bool], bool]:
         def prepare(connection: Any, is_again: bool) -> bool:
@@ -371,7 +357,7 @@ class AmqpTransport(WithoutLeases):
         return lambda connection, _: has_queue(connection, name)
 
     def _carry_home(self, tag: str, event: Event | None, message: bytes, home: tuple[str, str], queue: str) -> Answer:
-        """Move the message to its first exchange and key; directly to its queue if the exchange is gone, or does not route it."""
+        """Move the message to its first exchange and key, or directly to its queue if the exchange is gone or does not route it."""
         moves: list[Move] = []
 
         def prepare(connection: Any, is_again: bool) -> bool:

@@ -1,1 +1,1 @@
-"""How a worker consumes from RabbitMQ: reading, the prefetch window, the messages that it holds, acknowledgements."""
+"""How a worker consumes from RabbitMQ: reading, the prefetch window, held messages, acknowledgements."""

@@ -1,11 +1,10 @@
-"""Which deliveries of one channel have been answered, so that many can be acknowledged in one frame.
+"""Tracks which deliveries of a channel have been answered, so that many can be acknowledged in one frame.
 
-RabbitMQ numbers the deliveries of a channel from 1 on, and `multiple` acknowledges all up to a number. If all deliveries up to a
-number have been answered, or have just ended, one frame is enough for those that have ended: a quorum queue then writes one entry
-into its log, instead of one for each. A delivery behind an unanswered one is acknowledged by itself.
+RabbitMQ numbers the deliveries of a channel from 1 on, and `multiple` acknowledges all up to a number. So one frame is enough for
+all ended deliveries that have no unanswered delivery before them. A quorum queue then writes one entry into its log, instead of one
+for each delivery. A delivery behind an unanswered one gets a frame of its own.
 
-If a delivery is never answered here, it is a gap that stays: all later deliveries are acknowledged one by one. The number of them
-that are remembered is bounded.
+A delivery that is never answered leaves a gap: all later deliveries are acknowledged one by one.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-#: Numbers that are remembered behind a gap: more than any prefetch window holds.
+#: The most numbers that are remembered behind a gap: more than any prefetch window holds.
 MAX_BEYOND = 65_536
-#: A frame with one method, basic.ack: type, channel, size, class, method, delivery tag, multiple, end.
+#: A frame with the method basic.ack: type, channel, size, class, method, delivery tag, multiple, end.
 ACK = Struct(">BHIHHQBB")
 
 
@@ -39,7 +38,7 @@ class Settled:
         self._advance()
 
     def together(self, tags: Iterable[int]) -> list[tuple[int, bool]]:
-        """How to acknowledge these: each number to send, and whether it stands for all up to it. Answered ones are left out."""
+        """How to acknowledge these deliveries: the numbers to send, each with `multiple`. Answered deliveries are left out."""
         ended = {tag for tag in tags if tag >= self._next and tag not in self._beyond}
         self._beyond |= ended
         self._advance()

@@ -1,14 +1,14 @@
-"""The messages that one worker holds on RabbitMQ: its deliveries, each held by the channel that brought it.
+"""The messages that one worker holds on RabbitMQ: its deliveries.
 
-There is no lease: when a worker's connection is gone, the broker delivers its messages again, and the tags of that connection
-(`<connection token>.<delivery tag>`) are refused. One exception: if a queue was deleted under its consumer, the broker does not
-deliver again, and the worker ends the messages that it has. The consumer's own thread acknowledges, all ended messages in one
+There is no lease: when a worker's connection is gone, the broker delivers its messages again, and tags of that connection
+(`<connection token>.<delivery tag>`) are refused. There is one exception: if a queue was deleted under its consumer, the broker
+does not deliver again, and the worker ends the messages that it has. The consumer's thread acknowledges all ended messages in one
 write.
 
-A message that has ended, and whose event is not confirmed yet, still takes a place in the prefetch window. So the worker widens the
-window in steps by the number of such messages, 128 and the window's own size at the most (`window`); those may run twice if the
-worker dies. If windows are fixed, a queue gets a second consumer (`second_consumer`). With a pool of greenlets the window stays:
-Celery's loop for them loses 0.1 s for each answer of the broker.
+A message is leaving if it has ended, and its event is not confirmed yet. It still takes a place in the prefetch window, so the
+worker widens the window for leaving messages, by 128 and the window's own size at most (`window`). Leaving messages may run twice
+if the worker dies. If windows are fixed, a queue gets a second consumer (`second_consumer`). With a pool of greenlets the window is
+not widened: Celery's loop for greenlets loses 0.1 s for each answer of the broker.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
     from ....ports import Held, Transport
     from ..publisher import Publisher
 
-#: The most messages by which the window is widened for those that have ended, and wait for the confirmation of their events.
+#: The most leaving messages that the window is widened for.
 MAX_LEAVING = 128
 
 
 class ChannelClaim(Claim):
-    """The messages that this worker holds."""
+    """The messages that this worker holds (`Deliveries`)."""
 
     def __init__(self, transport: Transport, publisher: Publisher, worker: str) -> None:
         super().__init__(transport, worker)
@@ -52,7 +52,7 @@ class ChannelClaim(Claim):
         self._second_consumers: Any = None
         self._origins: dict[str, tuple[str, str]] = {}
         self._deleted: dict[str, set[str]] = {}
-        #: Queues from which a new connection has so far brought only messages that were delivered before.
+        #: Queues that have delivered nothing new yet since the worker has connected again.
         self._coming_back: set[str] = set()
 
     def attach(self, consumer: Consumer) -> None:
@@ -101,22 +101,19 @@ class ChannelClaim(Claim):
         return held
 
     def is_current(self, tag: str, queue: str) -> bool:
-        """Whether this worker may still end the delivery from this queue: its channel is open, or the queue was deleted.
-
-        True for a move without a tag, which is no delivery.
-        """
+        """Whether this worker may still end the delivery: its channel is open, or its queue was deleted, or there is no tag."""
         if not tag:
             return True
         connection = getattr(self._channel, "connection", None) if self.holds(tag) else None
         return (connection is not None and bool(connection.connected)) or self._is_last(tag, queue)
 
     def _is_last(self, tag: str, queue: str) -> bool:
-        """Whether the broker does not deliver this message again, because its queue was deleted."""
+        """Whether the message will not be delivered again, because its queue was deleted."""
         return queue in self._deleted.get(tag.partition(".")[0], ())
 
     @property
     def enough(self) -> int:
-        """With how many moves the publisher does not wait for more: half of a fixed window, and at most `ENOUGH`."""
+        """The number of moves that the publisher carries out without waiting for more: half of a fixed window, at most `ENOUGH`."""
         window = 0 if self._channel.window else self._channel.for_each + self._second_consumers.more
         return max(min(window // 2, ENOUGH), 1) if window else ENOUGH
 
@@ -124,7 +121,7 @@ class ChannelClaim(Claim):
         self._publisher.enough = self.enough
 
     def leave(self, tag: str) -> None:
-        """Note that the message has ended; it is acknowledged when that is recorded. Called from any thread."""
+        """Note that the message has ended, and is leaving until its event is confirmed. Called from any thread."""
         if not tag or not self.holds(tag):
             return
         self._leaving.add(tag)
@@ -135,29 +132,28 @@ class ChannelClaim(Claim):
             self._consumer.call_soon(self._widen)
 
     def release(self, keep: set[str]) -> int:
-        """As any claim's, except for messages that were delivered before: the broker itself delivers these again, marked."""
+        """As any claim's, except for messages that were delivered before: the broker delivers these again, with its mark."""
         again = {tag for tag, held in list(self.held.items()) if held.handed_over_before and not self._is_last(tag, held.queue)}
         return super().release(keep | again)
 
     def settle(self, tag: str) -> None:
-        """Note that the delivery may be acknowledged, at the next `settled`. Called from any thread."""
+        """Note that the delivery may be acknowledged at the next `settled`. Called from any thread."""
         if tag:
             self._ended.append(tag)
 
     def settled(self) -> None:
-        """Acknowledge soon, in the consumer's thread, the deliveries that may be. Called from any thread."""
+        """Acknowledge the settled deliveries, soon and in the consumer's thread. Called from any thread."""
         if self._ended:
             self._soon(self.flush)
 
     def _soon(self, what: Callable[[], None]) -> None:
-        """Call it in the consumer's thread; at once with greenlets, which share it: their loop turns only when data comes."""
+        """Call it in the consumer's thread; with greenlets at once, because their loop turns only when data comes."""
         if self._is_green:
             what()
         else:
             self._consumer.call_soon(what)
 
     def flush(self) -> None:
-        """Acknowledge the deliveries that have ended."""
         tags = []
         while self._ended:
             tag = self._ended.popleft()
@@ -167,7 +163,7 @@ class ChannelClaim(Claim):
         if not tags:
             return
         try:
-            self._set_window()  # first, so that the acknowledgements do not open a window that is still too wide
+            self._set_window()  # first: the acknowledgements must not make room in a window that is too wide
             self._channel.acknowledge(tags)
         except Exception as exc:  # noqa: BLE001 - the channel is gone: the broker delivers again
             log.warning("acknowledge.failed", count=len(tags), error=str(exc), why="the messages are delivered again")
@@ -191,10 +187,10 @@ class ChannelClaim(Claim):
             log.debug("window.not_set", error=str(exc))
 
     def _set_window(self) -> None:
-        """Widen the window by the number of leaving messages and by its own size, so that it need not change for the next few.
+        """Widen the window by the leaving messages and by its own size, so that it need not change for the next few.
 
-        Narrow it if it is wider than needed by more than its size, or if no message is leaving: otherwise more messages would wait
-        behind a long task.
+        Narrow it if it is too wide by more than its size, or if no message is leaving: otherwise more messages would wait behind a
+        long task.
         """
         channel, leaving = self._channel, min(len(self._leaving), self._most)
         if not leaving or leaving > channel.wider or channel.wider - leaving > channel.window:

@@ -1,13 +1,12 @@
-"""How a worker reads from RabbitMQ: all bytes that have come, in one read, instead of three short reads for each frame.
+"""How a worker reads from RabbitMQ: in one read all bytes that have come, where py-amqp makes three short reads for each frame.
 
-py-amqp asks the socket for seven bytes, then for the frame, then for its last byte, and Celery's event loop makes one turn for each
-message. Here all frames are read together and dispatched in one turn; py-amqp decodes them. `docs/performance.md` gives the
-measured gain; `fast_receive = false` switches it off.
+py-amqp reads seven bytes, then the frame, then its last byte, and Celery's event loop makes one turn for each message. Here all
+frames are read together and dispatched in one turn; py-amqp decodes them. `fast_receive = false` switches this off.
 
-If frames that were read are left (a caller waited for a method that came first, or a handler raised), a socket of our own wakes the
-loop for them, because the broker's socket has no more data. A caller that waits for an answer gets one method at a time, as from
-py-amqp, which registers a consumer only after its answer has been read. py-amqp itself reads with TLS, without an event loop, and
-in versions that this module does not know.
+If frames are left over (a caller waited for a method that came first, or a handler raised), a socket of our own wakes the loop for
+them, because the broker's socket has no more data. A caller that waits for an answer gets one method at a time, because py-amqp
+registers a consumer only after it has read the answer. With TLS, without an event loop, and in unknown versions, py-amqp itself
+reads.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ from kombu.transport import pyamqp
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-#: The versions of py-amqp whose internals this module knows, and is tested with.
+#: The versions of py-amqp whose internals this module knows.
 KNOWN = ("5.4.",)
-#: Bytes that are read at once.
+#: The most bytes of one read.
 PORTION = 262_144
 
 #: The beginning of a frame (type, channel, size), and its last byte.
@@ -45,11 +44,10 @@ class ReadingAhead(pyamqp.Connection):
 
     @property
     def reads_ahead(self) -> bool:
-        """Whether a loop reads ahead on this connection."""
         return self._loop is not None
 
     def read_ahead(self, loop: Any) -> None:
-        """From now on this loop calls `on_readable`; nothing changes with TLS or an unknown py-amqp."""
+        """Let this loop call `on_readable` from now on; not with TLS or an unknown py-amqp."""
         if type(self.transport) is not TCPTransport or not amqp.__version__.startswith(KNOWN):
             return
         self._ahead, self.transport._read_buffer = bytes(self.transport._read_buffer), b""  # noqa: SLF001 - bytes that it has read
@@ -58,7 +56,6 @@ class ReadingAhead(pyamqp.Connection):
         loop.add_reader(self._hears, self._come_back)
 
     def collect(self) -> None:
-        """As py-amqp's; the loop no longer watches our socket."""
         if self._loop is not None and self._hears.fileno() >= 0:
             self._loop.remove(self._hears)
             self._hears.close()
@@ -74,7 +71,7 @@ class ReadingAhead(pyamqp.Connection):
         self._dispatch(lambda _: False)
 
     def drain_events(self, timeout: float | None = None) -> None:
-        """As py-amqp's: one method. Raises `TimeoutError`, and what the connection raises."""
+        """Dispatch one method, as py-amqp does. Raises `TimeoutError`, and what the connection raises."""
         if self._loop is None:
             super().drain_events(timeout)
             return
@@ -82,7 +79,7 @@ class ReadingAhead(pyamqp.Connection):
             self._receive(timeout)
 
     def _dispatch(self, is_enough: Callable[[Any], bool]) -> bool:
-        """Dispatch frames until `is_enough`, or until there are no more; return whether it was enough."""
+        """Dispatch frames until `is_enough` is true, or no frame is left; return which."""
         try:
             while (frame := self._frame()) is not None:
                 if is_enough(self.on_inbound_frame(frame)):
@@ -100,7 +97,7 @@ class ReadingAhead(pyamqp.Connection):
             self._dispatch(lambda _: False)
 
     def _size(self) -> int | None:
-        """How many bytes the next frame's content has; None if the frame is not complete."""
+        """The size of the next frame's content in bytes; None if the frame is not complete."""
         if len(self._ahead) - self._at < HEADER.size:
             return None
         size: int = HEADER.unpack_from(self._ahead, self._at)[2]

@@ -1,8 +1,8 @@
-"""When a queue has its second consumer: while messages that have ended take up half of a fixed prefetch window (`window`).
+"""Gives a queue a second consumer while leaving messages take up half of a fixed prefetch window (`window`).
 
-This happens if tasks take a few milliseconds: half of the window's tasks end before the broker has confirmed the first one's event.
-The second consumer's window is twice the first's, so that a worker never has more than three windows of messages that it has not
-begun. It is cancelled one second after the last time that half of the window was taken.
+This happens if tasks take a few milliseconds: then half of the window's tasks end before the broker has confirmed the first one's
+event. The second consumer's window is twice the first's, so that at most three windows of messages wait in a worker. It is
+cancelled when leaving messages have not taken up half of the window for a second.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from ....ports import Held
 
-#: The second consumer's window, in windows of the first.
+#: The size of the second consumer's window, in windows of the first.
 TIMES = 2
 #: Seconds without need after which a second consumer ends.
 MAX_IDLE = 1.0
@@ -42,7 +42,7 @@ class SecondConsumers:
         self.more = 0
 
     def note(self, held: Held | None, leaving: int) -> None:
-        """Note that one more message has ended; `leaving` wait for the confirmation of their events. Called from any thread."""
+        """Note that a message has ended, so that now `leaving` messages are leaving. Called from any thread."""
         if held is None or not self._window or 2 * leaving < self._channel.for_each:
             return
         self._needed[held.queue] = time.monotonic()
@@ -55,7 +55,7 @@ class SecondConsumers:
             self._look(queue)
 
     def _look(self, queue: str) -> None:
-        """Begin the second consumer, or keep it while it is needed; then end it."""
+        """Begin or keep the second consumer while it is needed; then end it."""
         is_needed = time.monotonic() - self._needed[queue] < MAX_IDLE
         try:
             if is_needed and self._channel.begin_second(queue, self._window):

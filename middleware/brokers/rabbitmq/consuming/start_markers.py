@@ -1,12 +1,12 @@
 """Recorded starts on RabbitMQ: while a suspect runs, the broker has an empty queue that is named after the delivery.
 
-RabbitMQ does not tell which messages of a dead worker had begun, and cannot store a note about a message. But a declared queue
-exists, and every client can check that. A worker declares the queue before it runs a suspect, and deletes it when the task has
-ended, on one channel, so that the broker knows of the end before the next start. A crash counts only if the queue exists.
+RabbitMQ does not tell which messages of a dead worker had begun, and cannot store a note about a message. But every client can
+check whether a queue exists. A worker declares the queue before it runs a suspect, and deletes it when the task has ended, both on
+one channel, so that the broker knows of the end before the next start. A crash counts only if the queue exists.
 
-Limits: a queue that is left behind, by a process that died between two steps, expires after `KEPT_MS`. If the broker does not
-answer, this crash does not count, and the next one does. If only one worker loses its connection while it runs a suspect, or the
-suspect ends at that moment and is not acknowledged, this counts as a crash: other workers cannot see the difference.
+Limits: a queue that a dead process has left behind expires after `KEPT_MS`. If the broker does not answer, this crash does not
+count, but the next one does. A worker that loses its connection while it runs a suspect, or before it has acknowledged it, counts
+as crashed: other workers cannot see the difference.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ TIMEOUT = 10.0
 
 
 def start_of(headers: Mapping[str, Any]) -> str:
-    """The name of a start; each delivery of each message has its own."""
+    """The name of a delivery's start; each delivery of each message has its own."""
     envelope = Envelope.of(headers)
     known = (headers.get("id"), headers.get("replaced_task_nesting"), envelope.generation, envelope.delivery)
     return START + hashlib.sha1(repr(known).encode(), usedforsecurity=False).hexdigest()
 
 
 class Starts:
-    """The starts, on a connection of their own; safe from any thread. `connect` opens a new one (kombu's)."""
+    """The starts, on their own connection; safe from any thread. `connect` opens a new kombu connection."""
 
     def __init__(self, connect: Callable[[], Any]) -> None:
         self._connect = connect
-        # Not reentrant: a second caller would write into a half-written frame. A signal's handler does not call this:
-        # it only notes what to do, and the loop does it (`pool_patches/stop.py`).
+        # Not reentrant: a second caller would write into a half-written frame. Signal handlers do not call this: they leave it to
+        # the loop (`pool_patches/stop.py`).
         self._lock = threading.Lock()
         self._kombu: Any = None
         self._channel: Any = None
         self._pid = 0
 
     def note(self, name: str) -> None:
-        """Record a start. When this returns, the broker has it, unless it does not answer."""
+        """Record a start. When this returns, the broker has it, or does not answer."""
         with self._lock:
             self._try(lambda: declare_start(self._opened(), name))
 
@@ -59,7 +59,7 @@ class Starts:
             return self._try(lambda: has_queue(self._opened().connection, name)) is True
 
     def forget(self, name: str) -> None:
-        """Delete a start: the task has ended. No answer is awaited; without an open connection, the start is left to expire."""
+        """Delete a start, because the task has ended, without waiting. Without an open connection, the start expires later."""
         with self._lock:
             if self._kombu is not None and self._pid == os.getpid():
                 try:
@@ -68,7 +68,6 @@ class Starts:
                     self._unsure(exc)
 
     def close(self) -> None:
-        """Close the connection."""
         with self._lock:
             self._drop()
 
@@ -83,7 +82,7 @@ class Starts:
         return self._channel
 
     def _try(self, ask: Callable[[], Any]) -> Any:
-        """Ask, and once more on a new connection if that fails; None if there is no answer."""
+        """Call `ask`, and once more on a new connection if that fails; None if there is no answer."""
         was_open = self._kombu is not None
         try:
             return ask()

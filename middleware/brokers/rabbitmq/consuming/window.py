@@ -1,12 +1,12 @@
-"""How many messages RabbitMQ delivers to a worker's channel: Celery's prefetch window, and more if its tasks are short.
+"""How many messages RabbitMQ delivers to a worker's channel: Celery's prefetch window, and more if tasks are short.
 
-A message that has ended, and whose event is not confirmed yet, still takes a place in the window; with short tasks, such messages
-would soon take all places. There are two kinds of window; Celery asks for one of them:
+Leaving messages (ended, but their events are not confirmed yet) still take places in the window; with short tasks, they would soon
+take all places. There are two kinds of window; Celery asks for one of them:
 
 - a window of the whole channel, for classic queues: it can be changed at any time (`widen`);
-- a window of each consumer, which quorum queues demand; RabbitMQ fixes it when the consumer begins. Here a queue gets a second
-  consumer, beside Celery's, while it is needed (`begin_second`), with a fixed window of its own. Its priority is lower: RabbitMQ
-  delivers to it only if no first consumer of that queue, of any worker, has room.
+- a window of each consumer, which quorum queues demand: RabbitMQ fixes it when the consumer begins. A queue gets a second consumer,
+  with its own fixed window, while it needs one (`begin_second`). Its priority is lower: RabbitMQ delivers to it only if no first
+  consumer of that queue, of any worker, has room.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kombu.transport import pyamqp
 
 #: AMQP has 16 bits for a window.
 MAX_PREFETCH = 65_535
-#: The argument with a consumer's priority; 0 if it is missing.
+#: The argument for a consumer's priority (0 by default).
 PRIORITY = "x-priority"
 
 
@@ -27,7 +27,7 @@ class Windowed(pyamqp.Channel):
     """A channel that can receive more than Celery's window; for one thread."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        #: Each consumer's queue.
+        #: Consumer tag → queue.
         self.queue_of_tag: dict[str, str] = {}
         self.window, self.wider, self.for_each = 0, 0, 0
         self._first: dict[str, tuple[str, dict[str, Any]]] = {}
@@ -35,14 +35,14 @@ class Windowed(pyamqp.Channel):
         super().__init__(*args, **kwargs)
 
     def basic_qos(self, prefetch_size: int, prefetch_count: int, a_global: bool, *args: Any, **kwargs: Any) -> Any:
-        """As py-amqp's; a window of the whole channel stays widened by as much as before."""
+        """As py-amqp's; a channel's window stays as widened as before."""
         self.window, self.for_each = (prefetch_count, 0) if a_global else (0, prefetch_count)
         if self.window:
             prefetch_count = min(prefetch_count + self.wider, MAX_PREFETCH)
         return super().basic_qos(prefetch_size, prefetch_count, a_global, *args, **kwargs)
 
     def widen(self, by: int) -> None:
-        """Let the broker deliver `by` messages more than a window of the whole channel; its answer is not awaited."""
+        """Let the broker deliver `by` messages more than the channel's window, without waiting for its answer."""
         if self.window and by != self.wider:
             self.wider = by
             self.send_method(spec.Basic.Qos, "lBb", (0, min(self.window + by, MAX_PREFETCH), True))
@@ -50,7 +50,6 @@ class Windowed(pyamqp.Channel):
     # consumers
 
     def basic_consume(self, queue: str = "", consumer_tag: str = "", *args: Any, **kwargs: Any) -> Any:
-        """As py-amqp's; remembers the consumer's queue, and its arguments."""
         answered = super().basic_consume(queue, consumer_tag, *args, **kwargs)
         tag = answered if isinstance(answered, str) else consumer_tag  # py-amqp 5.1 returns something else with `nowait`
         self.queue_of_tag[tag] = queue
@@ -67,7 +66,7 @@ class Windowed(pyamqp.Channel):
         return super().basic_cancel(consumer_tag, *args, **kwargs)
 
     def begin_second(self, queue: str, window: int) -> bool:
-        """Begin the queue's second consumer, with this window; return whether it has one. The broker's answers are not awaited."""
+        """Begin the queue's second consumer, without waiting for the broker's answers; return whether the queue has one."""
         if queue in self._second:
             return True
         if queue not in self._first or not self.for_each:
@@ -83,7 +82,7 @@ class Windowed(pyamqp.Channel):
         return True
 
     def end_second(self, queue: str) -> None:
-        """Cancel the queue's second consumer, if there is one; the messages that it received run, and are acknowledged as usual."""
+        """Cancel the queue's second consumer, if there is one. The messages that it has received still run."""
         tag = self._second.pop(queue, None)
         if tag is not None:
             self.send_method(spec.Basic.Cancel, "sb", (tag, False))
@@ -92,6 +91,5 @@ class Windowed(pyamqp.Channel):
         self.send_method(spec.Basic.Qos, "lBb", (0, min(window, MAX_PREFETCH), False))
 
     def _on_basic_cancel_ok(self, consumer_tag: str) -> None:
-        """As py-amqp's; forgets the consumer, which receives no more messages."""
         super()._on_basic_cancel_ok(consumer_tag)
         self.queue_of_tag.pop(consumer_tag, None)

@@ -1,7 +1,7 @@
-"""The entries of the journal of moves: they name messages by digests, and tell how a move went.
+"""The entries of the journal of moves. They name messages by digests, and tell how a move went.
 
-A digest stands for one delivery of one message, from one queue. It is made of the message's id, its body and our headers, without
-the headers that the broker adds when it delivers a message again. Workers write entries, and so do commands that move dead letters.
+A digest stands for one delivery of one message from one queue. It is made of the message's id, its body and our headers, without
+the headers that the broker adds when it delivers a message again.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ DIGEST = 16
 MOVING = Struct(f">{DIGEST}s{DIGEST}sI")
 #: The kinds of entries: their first bytes.
 MARKER, HAS_MOVED, IS_UNRECORDED, IS_MOVING, HAS_ENDED, IS_TURNING, HAS_STAYED = b"?", b"d", b"u", b"g", b"h", b"l", b"s"
-#: Seconds: a reader waits for a successor only if its delay is not longer.
+#: The longest delay, in seconds, of a successor that a reader waits for.
 MAX_DELAY = 60
-#: Outcomes that end a life, or begin one, by a move.
+#: Outcomes of moves that end or begin a life.
 TURNS = frozenset({Outcome.DEAD_LETTERED, Outcome.REDRIVEN})
 
 
@@ -52,11 +52,10 @@ def _digest(message: Raw, queue: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """The digests of a move: of the message and of its successor, and for how many seconds the successor waits.
+    """A move for the journal: the digests of the message and its successor, and the successor's delay in seconds.
 
-    `successor` is empty if the message is removed for good. `dead_letter_queue` is the target of a dead letter; empty for other
-    messages. `events` are the events that a reader has to record, with their ids; none if there is nothing to record, or if the
-    reader records that the message was delivered again. `at_ms` is when the entry was written.
+    `successor` is empty if the message is removed for good. `dead_letter_queue` is the target of a dead letter, otherwise empty.
+    `events` are the events that a reader has to record, with their ids. `at_ms` is when the entry was written.
     """
 
     digest: bytes
@@ -68,18 +67,18 @@ class Moved:
 
     @property
     def is_turn(self) -> bool:
-        """Whether a life ends or begins by the move."""
+        """Whether the move ends or begins a life."""
         return bool(self.dead_letter_queue or self.events)
 
     @property
     def moving(self) -> bytes:
-        """The `moving` entry, written before the successor is published; empty if a reader cannot wait for the successor."""
+        """The `moving` entry; empty if a reader cannot wait for the successor."""
         cannot_wait = self.is_turn or not self.successor or self.seconds > MAX_DELAY
         return b"" if cannot_wait else MOVING.pack(self.digest, self.successor, self.seconds)
 
     @property
     def turning(self) -> bytes:
-        """The line of a `turning` entry, written before a life ends or begins; empty for any other move."""
+        """The line of a `turning` entry; empty if the move ends or begins no life."""
         if not self.is_turn:
             return b""
         events = packed((event.event_id, event) for event in self.events).decode() if self.events else ""
@@ -89,10 +88,7 @@ class Moved:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A `turning` entry as it is read: the successor's digest, its delay, its queue if it is a dead letter, and the packed events.
-
-    `at_ms` is when it was written, by its writer's clock.
-    """
+    """A `turning` entry as it is read. The events are still `packed`; `at_ms` is by the writer's clock."""
 
     successor: bytes
     seconds: int
@@ -102,14 +98,13 @@ class Turn:
 
     @classmethod
     def of(cls, line: bytes) -> tuple[bytes, Turn]:
-        """The digest of the message, and its turn. Raises `ValueError` or `TypeError` if redelivery did not write it."""
+        """The message's digest, and its turn. Raises `ValueError` or `TypeError` if redelivery did not write the line."""
         digest, successor, seconds, dead_letter_queue, events, at_ms = json.loads(line)
         read = bytes.fromhex(successor), min(int(seconds), MAX_DELAY), str(dead_letter_queue), str(events), int(at_ms)
         return bytes.fromhex(digest), cls(*read)
 
     @property
     def events(self) -> tuple[Event, ...]:
-        """The events of the turn; none if there is nothing to record."""
         try:
             return tuple(events_of(self.packed)) if self.packed else ()
         except EnvelopeError:
@@ -117,19 +112,12 @@ class Turn:
 
 
 def moved_of(
-    message: bytes,
-    successor: bytes,
-    queue: str,
-    seconds: int,
-    *,
-    target: str,
-    events: Iterable[Event] = (),
-    now_ms: int = 0,
+    message: bytes, successor: bytes, queue: str, seconds: int, *, target: str, events: Iterable[Event] = (), now_ms: int = 0
 ) -> Moved | None:
-    """The digests of a move; None if the successor is not a step further than the message, so that their digests might be the same.
+    """A move for the journal; None if both messages are equally far in their life: then their digests may be equal, too.
 
     `target` is the queue where the successor arrives, `events` are the move's events. Events of a death or a redrive without an id
-    get ids that are made from the successor's digest: if two readers record one, it counts once.
+    get ids that are made from the successor's digest: if two readers record such an event, it counts once.
     """
     before, after = opened(message), opened(successor)
     envelope = Envelope.of(after["headers"])
@@ -145,7 +133,7 @@ def moved_of(
 
 
 def _steps(message: Raw, envelope: Envelope) -> tuple[bool, int, int, int]:
-    """How far a message has come. Each move makes this greater."""
+    """How far a message has come; each move makes this greater."""
     headers = message["headers"]
     return HEADER in headers, envelope.generation, envelope.delivery, count(headers.get(RELEASED))
 

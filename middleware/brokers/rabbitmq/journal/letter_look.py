@@ -1,11 +1,11 @@
-"""The look for dead letters whose worker died before their event was recorded (`journal`).
+"""Looks for dead letters whose worker died before their event was recorded (`journal`).
 
-It gets the digests of some dead letters, and finds which of them are in a dead-letter queue. It takes the dead letters and gives
-them back, as an operator's look does (`peek`). Two looks at once would hide dead letters from each other, so each declares an
-exclusive queue while it lasts; an operator's command begins when no worker looks.
+A look finds which of some dead letters, given by their digests, are in a dead-letter queue. It takes the dead letters and gives
+them back, as an operator's look does (`peek`). Two looks at the same time would hide dead letters from each other, so a look has an
+exclusive queue; an operator's command waits until no worker looks.
 
-Limits: it does not look into a queue that has a consumer, because that may have taken the dead letters, nor into a queue that is
-longer than `MAX_LETTERS`. It does not find a dead letter that an operator's command holds.
+Limits: a queue with a consumer is not looked at, because the consumer may have taken the dead letters; nor is a queue that is
+longer than `MAX_LETTERS`. A dead letter that an operator's command holds is not found.
 """
 
 from __future__ import annotations
@@ -24,20 +24,17 @@ from .entries import digest_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-#: The exclusive queue of a worker that looks.
+#: The exclusive queue of a look.
 LOOKING = "redelivery.looking"
 #: The most dead letters that a look reads.
 MAX_LETTERS = 10_000
-#: Seconds that a look waits for another look to end, and between two tries.
+#: Seconds to wait for another look to end; seconds between two tries.
 TIMEOUT, STEP = 15.0, 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """What a look has found; `is_consumed`: the queue has a consumer, so that it was not looked at.
-
-    `is_done`: the queue was looked at, or does not exist.
-    """
+    """What a look has found. `is_consumed`: the queue has a consumer, and was not looked at. `is_done`: it was looked at."""
 
     found: frozenset[bytes] = frozenset()
     is_consumed: bool = False
@@ -48,7 +45,7 @@ NOT_LOOKED = Looked()
 
 
 def look_for(kombu: Any, queue: str, wanted: set[bytes]) -> Looked:
-    """Which of these digests belong to dead letters in this queue. Raises what the connection raises."""
+    """Find which of these digests belong to dead letters in this queue. Raises what the connection raises."""
     depth, consumers = counts_of(kombu, queue) or (0, 0)
     if consumers or depth > MAX_LETTERS:
         return Looked(is_consumed=consumers > 0)
@@ -66,14 +63,14 @@ def look_for(kombu: Any, queue: str, wanted: set[bytes]) -> Looked:
 
 
 def await_looks(kombu: Any) -> None:
-    """Wait until no worker looks, `TIMEOUT` seconds at the most; not at all if this user may not declare the exclusive queue."""
+    """Wait until no worker looks, at most `TIMEOUT` seconds; not at all if this user may not declare the exclusive queue."""
     with contextlib.suppress(AccessRefused), _alone(kombu):
         pass
 
 
 @contextlib.contextmanager
 def _alone(kombu: Any) -> Iterator[bool]:
-    """Keep other processes from looking meanwhile; False if another one still looks."""
+    """Keep other processes from looking; False if another one still looks after `TIMEOUT`."""
     until = time.monotonic() + TIMEOUT
     while not (is_alone := _locked(kombu)) and time.monotonic() < until:
         time.sleep(STEP)  # the broker does not report that a queue is gone

@@ -1,4 +1,4 @@
-"""Reads the journal of moves, in a thread of its own, and tells what it shows about a message's successor."""
+"""Reads the journal of moves, in its own thread, to find out whether a message was moved."""
 
 from __future__ import annotations
 
@@ -36,13 +36,15 @@ if TYPE_CHECKING:
     from ....messages.events import Event
     from .letter_look import Looked
 
-#: Seconds: how long the last frames of a dead worker may still arrive; how long a reader waits for its marker; how long it waits
-#: for more questions before it closes its connection. Then, how far back it reads.
-ON_ITS_WAY, TIMEOUT, MAX_IDLE = 1.0, 10.0, 5.0
+#: Seconds in which a dead worker's last frames may still arrive.
+ON_ITS_WAY = 1.0
+#: Seconds that a reader waits for its marker; and for more questions, before it closes its connection.
+TIMEOUT, MAX_IDLE = 10.0, 5.0
+#: How far back a reader reads.
 LOOK_BACK = timedelta(minutes=10)
-#: Seconds to wait for a successor, beyond its own delay.
+#: Seconds to wait for a successor after its own delay.
 MARGIN = 30.0
-#: Seconds to look for a dead letter, in a queue without a consumer.
+#: Seconds to look for a dead letter in a queue without a consumer.
 LETTER_MARGIN = 5.0
 #: The most entries that the broker sends without an acknowledgement.
 MAX_UNREAD = 1000
@@ -50,10 +52,10 @@ MAX_UNREAD = 1000
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """The question whether the message of this digest was moved; when it was asked, and when to answer it (monotonic seconds).
+    """The question whether the message with this digest was moved; times are monotonic seconds.
 
-    `queue` is the message's queue. `letters` are the queues in which its dead letter may be looked for: a name in the journal alone
-    is not trusted, because any client may write the journal.
+    `queue` is the message's queue. `letters` are the queues in which to look for its dead letter: queue names from the journal are
+    not trusted, because any client may write the journal.
     """
 
     digest: bytes
@@ -65,9 +67,9 @@ class Question:
 
 
 class Journal:
-    """Reads the journal in a thread of its own, which ends when there are no questions.
+    """Answers questions in its own thread, which ends when there are none.
 
-    `connect` opens a new connection (kombu's); `name` is the journal's queue.
+    `connect` opens a new kombu connection; `name` is the journal's queue.
     """
 
     def __init__(self, connect: Callable[[], Any], name: str) -> None:
@@ -78,9 +80,9 @@ class Journal:
         self._is_closed = False
 
     def ask(self, digest: bytes, queue: str, letters: frozenset[str], then: Callable[[Successor, Sequence[Event]], None]) -> None:
-        """Call `then`, a little later and from another thread, with what the journal shows about this message; never after `close`.
+        """Call `then` later, from another thread, with what the journal shows about this message; never after `close`.
 
-        `queue` and `letters` are those of `Question`.
+        For `queue` and `letters` see `Question`.
         """
         with self._news:
             self._is_closed = False
@@ -92,14 +94,13 @@ class Journal:
             self._news.notify()
 
     def close(self) -> None:
-        """Answer no more questions."""
         with self._news:
             self._is_closed = True
             self._asked.clear()
             self._news.notify()
             thread = self._thread
         if thread is not None and thread is not threading.current_thread():
-            thread.join(1)  # it may be waiting for the broker; it gives no more answers
+            thread.join(1)  # no longer: it may be waiting for the broker
 
     # the thread
 
@@ -139,7 +140,7 @@ class Journal:
             log.exception("journal.unheard")
 
     def _due(self) -> list[Question]:
-        """Wait for questions that are due, and return them; none if no question came for a while, or the journal is closed."""
+        """Wait for questions that are due; none if no question came for a while, or the journal is closed."""
         with self._news:
             if not self._asked:
                 self._news.wait_for(lambda: self._asked or self._is_closed, MAX_IDLE)
@@ -154,7 +155,7 @@ class Journal:
 
 
 class Reading:
-    """Reads the journal on a connection of its own, from `look_back` ago on. Raises what the connection raises."""
+    """Reads the journal on its own connection, from `look_back` ago on. Raises what the connection raises."""
 
     def __init__(self, kombu: Any, name: str, look_back: timedelta = LOOK_BACK) -> None:
         self._moved: set[bytes] = set()
@@ -170,7 +171,7 @@ class Reading:
         self._channel.basic_consume(name, callback=self._note, arguments={"x-stream-offset": since})
 
     def successor_of(self, digest: bytes) -> tuple[Successor, tuple[Event, ...]]:
-        """What is known about this message's successor; and the events of a death or a redrive that may not be recorded yet."""
+        """What is known about this message's successor, and the events of a death or redrive that may not be recorded yet."""
         if self._was_there(digest):
             return Successor.RECORDED, ()
         if any(self._was_there(successor) for successor, _ in self._moving.get(digest, ())):
@@ -181,9 +182,9 @@ class Reading:
         return Successor.UNKNOWN, ()
 
     def is_in_doubt(self, digest: bytes, since_ms: int, looked_since_ms: int) -> bool:
-        """Whether a move of this message was begun since `since_ms`, and it is not known whether the message moved.
+        """Whether a move of this message was begun after `since_ms`, and it is unknown whether the message moved.
 
-        `looked_since_ms` is used instead of `since_ms` if the dead letter was looked for, and is not in its queue.
+        If the dead letter was looked for and not found, `looked_since_ms` replaces `since_ms`.
         """
         if self.successor_of(digest)[0] is not Successor.UNKNOWN:
             return False
@@ -193,9 +194,9 @@ class Reading:
         )
 
     def look_for_letters(self, asked: Iterable[tuple[bytes, frozenset[str]]]) -> None:
-        """Look for the dead letters of the messages whose successors are not known otherwise, once in each queue.
+        """Look for the dead letters of messages whose successors are unknown, once in each queue.
 
-        `asked`: each message's digest, and the queues in which its dead letter may be looked for.
+        `asked` has each message's digest, and the queues in which to look for its dead letter.
         """
         wanted: dict[str, set[bytes]] = {}
         for digest, letters in asked:
@@ -205,9 +206,9 @@ class Reading:
         self._looked = {queue: look_for(self._kombu, queue, letters) for queue, letters in wanted.items()}
 
     def look_for_others(self, asked: Iterable[tuple[bytes, str]]) -> None:
-        """Find out which queues of messages whose successors are not known otherwise have waiting messages.
+        """Find out which queues of messages with unknown successors have waiting messages.
 
-        `asked`: each message's digest, and its queue.
+        `asked` has each message's digest and its queue.
         """
         in_doubt = {
             queue for digest, queue in asked if digest in self._moving and self.successor_of(digest)[0] is Successor.UNKNOWN
@@ -221,10 +222,10 @@ class Reading:
             return False
 
     def may_show(self, asked: Question, waited: float) -> bool:
-        """Whether the reader should go on waiting for this message's successor, after `waited` seconds.
+        """Whether the reader should wait longer than `waited` seconds for this message's successor.
 
-        The successor may wait in its queue while other messages wait there. The wait ends after `LOOK_BACK` at the latest, because
-        a queue may never be empty.
+        The successor may still wait in its queue while other messages wait there. A queue may never be empty, so the wait ends
+        after `LOOK_BACK` at the latest.
         """
         moving = self._moving.get(asked.digest, ())
         turning = [self._patience_of(turn) for turn in self._turning.get(asked.digest, ())]
@@ -259,7 +260,7 @@ class Reading:
             self._channel.basic_ack(message.delivery_tag, multiple=True)
 
     def _read(self, kind: bytes, written: bytes) -> None:
-        """Note an entry; one that cannot be read was not written by redelivery, and is ignored."""
+        """Note an entry. An unreadable entry was not written by redelivery, and is ignored."""
         if kind == IS_MOVING and len(written) % MOVING.size == 0:
             for digest, successor, seconds in MOVING.iter_unpack(written):
                 self._moving.setdefault(digest, []).append((successor, min(seconds, MAX_DELAY)))
@@ -286,7 +287,6 @@ class Reading:
                 self._turning.setdefault(digest, []).append(turn)
 
     def close(self) -> None:
-        """Close the connection."""
         self._kombu.collect(socket_timeout=1.0)
 
 

@@ -18,7 +18,7 @@
 -- on), so that the server sends it a push when one of them changes. The other owners wait in `idle`, the free ones first; each has
 -- looked at its own `woken` key. A watcher that becomes busy, or cannot take all messages, makes the first idle owner the watcher,
 -- and wakes it by writing its key. A busy owner in `idle` that has a free process again reports it with its acknowledgement
--- (`acknowledge.lua`), or asks. A watcher loses the watch if its lease has ended, or if it has not asked for WATCH. Therefore another
+-- (`acknowledge.lua`), or asks. A watcher loses the watch if its lease has ended, or if it has not asked for WATCH. So another
 -- owner, the deputy, looks each second. The others look every LOOK, and less often if many wait. The keys of a queue expire if no
 -- owner has looked for MEMORY; only owners that no push woke renew them, to save commands.
 -- uses: clock
