@@ -364,7 +364,6 @@ class PublishingBlock:
 
     @property
     def outer(self) -> PublishingBlock | None:
-        """The enclosing block, of any app."""
         return self._outer
 
 

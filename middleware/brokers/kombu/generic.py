@@ -73,8 +73,6 @@ class GenericTransport(WithoutLeases):
     def capabilities(self) -> frozenset[Capability]:
         return capabilities_of(self.app.connection_for_write().get_transport_cls().Channel)
 
-    # the worker's side
-
     @property
     def session(self) -> Session:
         return self
@@ -93,11 +91,8 @@ class GenericTransport(WithoutLeases):
         raise BrokerError(msg)
 
     def warn(self, queues: Sequence[str], letters: Iterable[str], management_url: str | None) -> None:  # noqa: ARG002 - the port's
-        """Log what is not guaranteed on such a broker."""
         name = self.app.connection_for_write().transport_cls
         log.warning("broker.limits", transport=name, limits="; ".join(limits(self)))
-
-    # transitions of a message that a worker holds
 
     def acknowledge(self, tag: str, event: Event | None, result: TaskResult | None = None) -> Answer:  # noqa: ARG002 - no `FastPath`
         return self._carry(tag, event)
@@ -130,7 +125,6 @@ class GenericTransport(WithoutLeases):
         event: Event | None,
         must_exist: bool = False,  # noqa: ARG002 - refused at start: see `has_queue`
     ) -> Answer:
-        """Publish the message to a dead-letter queue, which is declared if it is missing."""
         return self._carry(tag, event, dead_letter_queue, message)
 
     def start(self, tag: str) -> Answer:
@@ -155,8 +149,6 @@ class GenericTransport(WithoutLeases):
     def close(self) -> None:
         with self._lock:
             self._disconnect()
-
-    # carrying out
 
     def _carry(self, tag: str, event: Event | None, queue: str = "", message: bytes | None = None) -> Answer:
         """Publish, record, acknowledge. Raises `ConnectionError`, or what the channel raises; then nothing is acknowledged."""

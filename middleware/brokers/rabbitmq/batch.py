@@ -52,7 +52,6 @@ class _Written:
         self.parts.append(bytes(part))
 
     def taken(self) -> bytes:
-        """Return all parts as one, and forget them."""
         whole = b"".join(self.parts)
         self.parts.clear()
         return whole
@@ -150,7 +149,6 @@ class Together:
         return message, event
 
     def _add(self, message: Any, how: Mapping[str, Any]) -> None:
-        """Add a publication to the next write."""
         flags = bool(how.get("mandatory")), bool(how.get("immediate"))
         args = dumps("Bssbb", (0, how["exchange"], how["routing_key"], *flags))
         self._write_frame(1, self._channel.channel_id, spec.Basic.Publish, args, message)

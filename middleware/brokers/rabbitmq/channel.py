@@ -89,8 +89,6 @@ class Channel(Windowed):
         #: Bodies stay bytes, because some codecs cannot encode the decoded text to the same bytes again.
         self.auto_decode = False
 
-    # receiving
-
     def _on_basic_cancel(self, consumer_tag: str) -> None:
         """As py-amqp's, which raises; first remembers the queue as deleted."""
         if consumer_tag in self.queue_of_tag:
@@ -98,7 +96,6 @@ class Channel(Windowed):
         super()._on_basic_cancel(consumer_tag)
 
     def message_to_python(self, raw_message: Any) -> Any:
-        """As kombu's; the message gets the name of its queue."""
         message = self.Message(raw_message, channel=self)
         info = raw_message.delivery_info or {}
         consumer = info.get("consumer_tag", "")
@@ -108,15 +105,11 @@ class Channel(Windowed):
             self._settled.note(int(info["delivery_tag"]))
         return message
 
-    # acknowledging
-
     def basic_ack(self, delivery_tag: int, multiple: bool = False, *args: Any, **kwargs: Any) -> Any:
-        """As py-amqp's; remembers it."""
         self._settled.note(int(delivery_tag), multiple=multiple)
         return super().basic_ack(delivery_tag, multiple, *args, **kwargs)
 
     def basic_reject(self, delivery_tag: int, *args: Any, **kwargs: Any) -> Any:
-        """As py-amqp's; remembers it."""
         self._settled.note(int(delivery_tag))
         return super().basic_reject(delivery_tag, *args, **kwargs)
 
@@ -154,10 +147,7 @@ class Channel(Windowed):
             log.error("delivery.timed_out", error=reply_text, why=TIMED_OUT_WHY)
             raise amqp.RecoverableConnectionError(reply_text) from exc
 
-    # publishing
-
     def basic_publish(self, msg: Any, exchange: str = "", routing_key: str = "", **kwargs: Any) -> Any:
-        """As py-amqp's; a task's event is sent first."""
         self._announce(msg, exchange, routing_key, super().basic_publish)
         return super().basic_publish(msg, exchange, routing_key, **kwargs)
 
@@ -226,7 +216,6 @@ class Channel(Windowed):
         return any(runtime.policies.bounds_of(queue, event.task) is not None for queue in queues)
 
     def _declare_once(self) -> None:
-        """Declare the outcome log, once for each connection."""
         if not getattr(self.connection, "has_outcomes", False):
             declare_outcomes(self.connection, NAMES, max_log_bytes(self.connection.client))
             self.connection.has_outcomes = True
@@ -249,7 +238,6 @@ class RabbitTransport(pyamqp.Transport):
     publishes_together = MAX_TOGETHER
 
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:
-        """As kombu's; the connection reads ahead, unless `fast_receive` is off."""
         super().register_with_event_loop(connection, loop)
         runtime = getattr(connection.client, "redelivery", None)
         if runtime is None or runtime.settings.fast_receive:

@@ -179,8 +179,6 @@ class Publisher:
         #: This many moves do not wait for more.
         self.enough = 1
 
-    # called from other threads
-
     def submit(self, move: Move) -> Move:
         """Add the move to the waiting moves; it never fails."""
         with self._news:
@@ -219,8 +217,6 @@ class Publisher:
             self._stopped = False
             self._thread = threading.Thread(target=self._run, name="redelivery-publisher", daemon=True)
             self._thread.start()
-
-    # the thread
 
     def _run(self) -> None:
         while True:
@@ -404,8 +400,6 @@ class Publisher:
         if noted:
             number = self._publish(entry(kind, noted), ("", self._names.journal))
             self._confirms.open.discard(number)
-
-    # publishing
 
     def _publish(self, message: amqp.Message | None, target: Address) -> int:
         self._connection  # noqa: B018 - opens the connection if it is not open

@@ -116,8 +116,6 @@ class AmqpTransport(WithoutLeases):
         """As `connect`, for one question, which must leave nothing open; the connection is kept for the next question."""
         return self._kept.asking()
 
-    # the worker's side
-
     @property
     def session(self) -> Session:
         return self
@@ -155,8 +153,6 @@ class AmqpTransport(WithoutLeases):
         self.claim.attach(consumer)
         # The starts of lost messages stay on the broker: the next worker asks for them.
         self._begun = {tag: name for tag, name in self._begun.copy().items() if tag in self.claim.held}
-
-    # transitions of a message that a worker holds
 
     def acknowledge(self, tag: str, event: Event | None, result: TaskResult | None = None) -> Answer:  # noqa: ARG002 - no `FastPath`
         return self._carry(self._made(tag, event))
@@ -231,10 +227,7 @@ class AmqpTransport(WithoutLeases):
             self.publisher.submit(self._made(each.tag, None, sealed(released(opened(each.raw))), ("", each.queue)))
         return len(held)
 
-    # checks, drain and close
-
     def warn(self, queues: Sequence[str], letters: Iterable[str], management_url: str | None) -> None:
-        """Log a warning if queue declarations, or the broker's policies, let the broker end messages."""
         warn_of_bypasses(self.app, queues)
         if management_url is not None:
             warn_of_policies(management_url, self.app, queues, letters, self.keys)
@@ -264,14 +257,11 @@ class AmqpTransport(WithoutLeases):
             self._forget_start(tag)  # a stop is not a crash
         self._starts.close()
 
-    # carrying out
-
     def _carry(self, move: Move) -> Answer:
         self.publisher.submit(move)
         return Answer.DONE
 
     def _settled(self) -> None:
-        """Called by the publisher when it has carried moves out."""
         if self.claim is not None:
             self.claim.settled()
 

@@ -71,7 +71,6 @@ class Leases:
         return int(_FENCE(self.client, [self.keys.leases, self.keys.recovering], [token, counter])) > 0
 
     def unregister(self, token: str) -> None:
-        """Forget an owner that no longer holds messages."""
         keys = self.keys
         _UNREGISTER(self.client, [keys.leases, keys.owners, keys.received(token), keys.recovering], [token])
 
@@ -97,7 +96,6 @@ class Leases:
         return int(_LEAD(self.client, [role], [token, int(seconds * 1000)])) > 0
 
     def resign(self, role: str, token: str) -> None:
-        """Give up the lead, if this token has it."""
         _RESIGN(self.client, [role], [token])
 
 

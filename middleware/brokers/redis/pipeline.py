@@ -72,7 +72,6 @@ class UnderWay:
         return {each.tag for each in list(self._asked)}
 
     def is_here(self) -> bool:
-        """Whether this is the event loop's thread."""
         return self._place == _here()
 
     def begin(self, tag: str, transition: Transition, then: Then) -> None:
@@ -148,7 +147,6 @@ class UnderWay:
             tell(asked.then, self._transport.answered(answer), asked.tag)
 
     def _watch(self) -> None:
-        """Call `_check_overdue` after the timeout."""
         if not self._is_watched:
             self._is_watched = True
             self._hub.call_later(self._timeout, self._check_overdue)

@@ -41,7 +41,6 @@ class Under(NamedTuple):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The keys to append to a script's own."""
         return (self.operation,) if self.followed is None else (self.operation, self.followed)
 
     def values(self, target: str, event: Event | None = None) -> tuple[str | bytes, ...]:

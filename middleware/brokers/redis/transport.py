@@ -106,8 +106,6 @@ class RedisTransport:
         said = str(exc).rpartition("of pipeline caused error: ")[2]  # redis-py puts this before the server's words
         return isinstance(exc, NOT_NOW) or (isinstance(exc, RedisError) and said.startswith(NOT_NOW_CODES))
 
-    # transitions of a message that a worker holds
-
     def acknowledge(self, tag: str, event: Event | None, result: TaskResult | None = None) -> Answer:
         more = [] if result is None else self._result_args(result)
         names, number = ((), "") if event is None else self._place_of(tag)
@@ -191,7 +189,6 @@ class RedisTransport:
         return int(count)
 
     def try_result(self, result: TaskResult) -> None:
-        """Store a result as `acknowledge` does. Raises what redis-py raises."""
         _TRY_RESULT(self.client, [], self._result_args(result))
 
     def _result_args(self, result: TaskResult) -> list[Any]:
@@ -217,7 +214,6 @@ class RedisTransport:
         return answer_of(value)
 
     def now_ms(self) -> int:
-        """The server's time, milliseconds since the epoch."""
         seconds, micros = self.client.time()
         return int(seconds) * 1000 + int(micros) // 1000
 

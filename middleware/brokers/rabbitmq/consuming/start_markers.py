@@ -72,7 +72,6 @@ class Starts:
             self._drop()
 
     def _opened(self) -> Any:
-        """The channel; a forked child opens its own."""
         if self._pid != os.getpid():
             self._pid, self._kombu = os.getpid(), None
         if self._kombu is None:

@@ -47,8 +47,6 @@ class Windowed(pyamqp.Channel):
             self.wider = by
             self.send_method(spec.Basic.Qos, "lBb", (0, min(self.window + by, MAX_PREFETCH), True))
 
-    # consumers
-
     def basic_consume(self, queue: str = "", consumer_tag: str = "", *args: Any, **kwargs: Any) -> Any:
         answered = super().basic_consume(queue, consumer_tag, *args, **kwargs)
         tag = answered if isinstance(answered, str) else consumer_tag  # py-amqp 5.1 returns something else with `nowait`
@@ -58,7 +56,6 @@ class Windowed(pyamqp.Channel):
         return tag
 
     def basic_cancel(self, consumer_tag: str, *args: Any, **kwargs: Any) -> Any:
-        """As py-amqp's; the second consumer is cancelled before the first."""
         queue = self.queue_of_tag.get(consumer_tag, "")
         if queue in self._first and self._first[queue][0] == consumer_tag:
             self.end_second(queue)

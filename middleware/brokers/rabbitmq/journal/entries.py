@@ -67,7 +67,6 @@ class Moved:
 
     @property
     def is_turn(self) -> bool:
-        """Whether the move ends or begins a life."""
         return bool(self.dead_letter_queue or self.events)
 
     @property

@@ -102,8 +102,6 @@ class Journal:
         if thread is not None and thread is not threading.current_thread():
             thread.join(1)  # no longer: it may be waiting for the broker
 
-    # the thread
-
     def _run(self) -> None:
         reading: Reading | None = None
         while due := self._due():

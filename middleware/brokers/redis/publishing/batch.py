@@ -39,7 +39,6 @@ class Stamps:
         self._free: list[tuple[str, int]] = []
 
     def take(self) -> tuple[str, int]:
-        """An unused token, and its next number."""
         if self._pid != os.getpid():
             self._pid, self._free = os.getpid(), []
         try:

@@ -77,7 +77,6 @@ class QoS(kombu_redis.QoS):
             owner.drop(delivery_tag)
 
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:
-        """Give the message back with `requeue`; otherwise end it."""
         owner = self._owner_of(delivery_tag)
         if owner is None:
             super().reject(delivery_tag, requeue=requeue)
@@ -244,7 +243,6 @@ class Receiving:
         return MAX_MESSAGES if isinstance(self._queue_cycle, priority_cycle) else 1
 
     def _budget(self: Any) -> int:
-        """How many messages this worker has room for."""
         prefetch = self.qos.prefetch_count
         outstanding = len(self.qos._delivered) - len(self.qos._dirty)  # noqa: SLF001 - kombu has no public name for it
         room = MAX_MESSAGES if not prefetch else min(prefetch - outstanding, MAX_MESSAGES)

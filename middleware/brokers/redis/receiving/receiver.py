@@ -74,7 +74,6 @@ class Receiver:
         self._is_free_since: int | None = None
 
     def seconds_to_wait(self) -> float:
-        """Seconds until it must ask again."""
         if self._was_busy and self._is_free_since != self.owner.calls and self.free() > 0:
             return 0.0
         return max(self._ask_at - time.monotonic(), 0.0)
@@ -114,7 +113,6 @@ class Receiver:
         return self.is_tracking and not self.watched <= self.told_of
 
     def wake(self) -> None:
-        """Ask now."""
         self._ask_at = 0.0
         self.is_woken = True
 
@@ -172,5 +170,4 @@ class Receiver:
         self._ask_at, self._poll = 0.0, FIRST_POLL
 
     def hold_off(self, seconds: float) -> None:
-        """Do not ask for a while, because the server refused."""
         self._ask_at = time.monotonic() + seconds

@@ -87,7 +87,7 @@ def test_every_script_is_a_boundary() -> None:
     """A new script without a boundary fails here, and so does a script file that nothing calls."""
     named = {call.args[0].value for _, name, call in calls() if name == "Script" and isinstance(call.args[0], ast.Constant)}
     scripts = (ROOT / "middleware" / "brokers" / "redis" / "lua").glob("*.lua")
-    files = {path.stem for path in scripts if "-- Shared by" not in path.read_text("utf-8")}
+    files = {path.stem for path in scripts if "-- Shared" not in path.read_text("utf-8")}
     assert files == named
     assert named - steps() == NO_STEP.keys()
 
