@@ -169,10 +169,7 @@ class Collecting:
             self._held.__exit__(type(exc) if exc is not None else None, exc, exc.__traceback__ if exc is not None else None)
 
     def end(self, exc: BaseException | None) -> None:
-        """Publish the collected messages at the end of the group or block; `exc` is the exception that ended it, if any.
-
-        If publishing fails, its exception replaces `exc`, unless `exc` is an interrupt or a cancellation.
-        """
+        """Publish the rest, after `exc` or no error. An error of publishing replaces `exc`, unless `exc` is an interrupt."""
         try:
             self.flush()
         except Exception:

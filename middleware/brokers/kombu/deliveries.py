@@ -80,10 +80,7 @@ class GenericClaim(Claim):
 
 
 def envelope_of(payload: dict[str, Any], *, was_moved: bool) -> bytes:
-    """The envelope of a delivery, as bytes: what kombu received, without a transport's own objects.
-
-    A value that kombu's JSON cannot represent becomes text (the memory transport accepts any object).
-    """
+    """What kombu received, as bytes, without a transport's own objects. A value that is not JSON becomes text."""
     properties = payload["properties"]
     info = {name: value for name, value in (properties.get("delivery_info") or {}).items() if name in DELIVERY_INFO}
     info |= {"redelivered": True} if was_moved else {}

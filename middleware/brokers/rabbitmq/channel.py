@@ -135,10 +135,7 @@ class Channel(Windowed):
             super().basic_cancel(tag)
 
     def _on_close(self, reply_code: int, reply_text: str, class_id: int, method_id: int) -> None:
-        """As py-amqp's; but Celery connects again if a message was held for longer than RabbitMQ's `consumer_timeout`.
-
-        Otherwise the whole worker would end, as with any other error of a channel.
-        """
+        """As py-amqp's. A delivery that RabbitMQ has timed out must not end the whole worker: it makes Celery connect again."""
         try:
             super()._on_close(reply_code, reply_text, class_id, method_id)
         except amqp.PreconditionFailed as exc:
@@ -183,10 +180,7 @@ class Channel(Windowed):
             raise
 
     def prepared(self, msg: Any, exchange: str, routing_key: str) -> Event | None:
-        """Complete a task's headers; return the event to record before its publication, or None.
-
-        Raises `InputError` if the id is too long: py-amqp would fail only after the event was recorded.
-        """
+        """Complete a task's headers; return the event to record first, or None. Raises `InputError` if the id is too long."""
         headers = msg.properties.get("application_headers") or {}
         event = published({"headers": headers}, routing_key)
         if event is None:

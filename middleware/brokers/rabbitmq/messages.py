@@ -48,15 +48,11 @@ DELAYED = re.compile(rf"(?:[01]\.){{{BITS}}}")
 
 
 def envelope_of(message: Any, *, queue: str, origin: tuple[str, str] | None = None) -> bytes:
-    """The envelope of a delivery from this queue, as bytes.
-
-    `origin` is the queue's exchange and routing key, for messages that have lost their own.
-    """
+    """A delivery's envelope, as bytes. `origin` (exchange, routing key) is the queue's, for messages that have lost their own."""
     properties = message.properties
-    headers = _written_headers(properties.get("application_headers") or {})
-    kept: dict[str, Any] = {name: properties[name] for name in PROPERTIES if properties.get(name) is not None}
-    if properties.get("user_id") is not None:
-        kept["user_id"] = properties["user_id"]
+    headers = _headers_to_json(properties.get("application_headers") or {})
+    names = (*PROPERTIES, "user_id")
+    kept: dict[str, Any] = {name: properties[name] for name in names if properties.get(name) is not None}
     expiration = headers.pop(EXPIRATION, None) or properties.get("expiration")
     if expiration is not None:
         kept["expiration"] = expiration
@@ -107,7 +103,7 @@ def published_to(message: Any, *, queue: str, origin: tuple[str, str] | None = N
 def message_of(raw: bytes, *, target: tuple[str, str]) -> amqp.Message:
     """The message to publish to `target` (exchange, routing key). Raises `EnvelopeError` if `raw` is not an envelope."""
     envelope = opened(raw)
-    properties, headers = envelope["properties"], _read_headers(envelope["headers"])
+    properties, headers = envelope["properties"], _headers_from_json(envelope["headers"])
     if properties.get("expiration") is not None:
         headers[EXPIRATION] = str(properties["expiration"])
     if CC in headers:
@@ -123,7 +119,7 @@ def message_of(raw: bytes, *, target: tuple[str, str]) -> amqp.Message:
     priority = properties.get("priority")
     is_large = len(raw) > MAX_HEADERS // 2
     if is_large:
-        headers = _fitting(headers)
+        headers = _shortened(headers)
     made = amqp.Message(
         content,
         application_headers=headers,
@@ -133,7 +129,7 @@ def message_of(raw: bytes, *, target: tuple[str, str]) -> amqp.Message:
         content_encoding=envelope.get("content-encoding"),
         **kept,
     )
-    return _boxed(raw, headers) if is_large and _width(made) > (MAX_WITH_OURS if HEADER in headers else MAX_WIDTH) else made
+    return _wrapped(raw, headers) if is_large and _width(made) > (MAX_WITH_OURS if HEADER in headers else MAX_WIDTH) else made
 
 
 def home_of(raw: bytes, queue: str) -> tuple[str, str]:
@@ -143,7 +139,7 @@ def home_of(raw: bytes, queue: str) -> tuple[str, str]:
     return exchange, routing_key if exchange else routing_key or queue
 
 
-def _boxed(raw: bytes, headers: Mapping[str, Any]) -> amqp.Message:
+def _wrapped(raw: bytes, headers: Mapping[str, Any]) -> amqp.Message:
     """A message with the whole envelope as its body, because the properties do not fit into one frame.
 
     It is not a task: when it is consumed, it dies as `undecodable`, and its dead letter has the whole envelope.
@@ -154,7 +150,7 @@ def _boxed(raw: bytes, headers: Mapping[str, Any]) -> amqp.Message:
     return amqp.Message(raw, application_headers=kept, delivery_mode=PERSISTENT, content_type="application/octet-stream")
 
 
-def _fitting(headers: dict[str, Any]) -> dict[str, Any]:
+def _shortened(headers: dict[str, Any]) -> dict[str, Any]:
     """The headers, with a shorter history if they would not fit into one frame. The producer's headers are kept."""
     if _size(headers) <= MAX_HEADERS or HEADER not in headers:
         return headers
@@ -220,27 +216,24 @@ def _bytes(body: Any, encoding: Any) -> bytes:
     return bytes(body)
 
 
-def _written_headers(headers: Mapping[Any, Any]) -> dict[str, Any]:
-    """The headers for JSON. Headers whose names are not text, or equal our mark, are put under the mark.
-
-    Our own header must be a table, and keeps only keys that are text.
-    """
+def _headers_to_json(headers: Mapping[Any, Any]) -> dict[str, Any]:
+    """The headers for JSON: names that are not text, or equal our mark, go under the mark. Our own header keeps only text keys."""
     named, others = {}, {}
     for name, value in headers.items():
         if not isinstance(name, str) or name == MARK:
             others[name] = value
         elif name == HEADER:
             if isinstance(value, dict):
-                named[name] = {key: _written(each) for key, each in value.items() if isinstance(key, str) and key != MARK}
+                named[name] = {key: _to_json(each) for key, each in value.items() if isinstance(key, str) and key != MARK}
         elif not _is_broker(name):
-            named[name] = _written(value)
-    return {**named, MARK: _written(others)} if others else named
+            named[name] = _to_json(value)
+    return {**named, MARK: _to_json(others)} if others else named
 
 
-def _read_headers(headers: Mapping[str, Any]) -> dict[Any, Any]:
-    """The inverse of `_written_headers`. Raises `EnvelopeError` for a value that AMQP cannot represent."""
+def _headers_from_json(headers: Mapping[str, Any]) -> dict[Any, Any]:
+    """The inverse of `_headers_to_json`. Raises `EnvelopeError` for a value that AMQP cannot represent."""
     try:
-        named = {name: _read(value) for name, value in headers.items()}
+        named = {name: _from_json(value) for name, value in headers.items()}
     except (ArithmeticError, OSError, RecursionError, TypeError, ValueError) as exc:
         msg = f"the headers cannot be written for AMQP: {exc}"
         raise EnvelopeError(msg) from exc
@@ -251,16 +244,16 @@ def _read_headers(headers: Mapping[str, Any]) -> dict[Any, Any]:
     return named
 
 
-def _written(value: Any) -> Any:  # noqa: PLR0911 - one for each type
+def _to_json(value: Any) -> Any:  # noqa: PLR0911 - one for each type
     """A header's value for JSON."""
     if value is None or isinstance(value, (str, bool, int, float)):
         return value
     if isinstance(value, dict):
         if all(isinstance(name, str) for name in value) and MARK not in value:
-            return {name: _written(each) for name, each in value.items()}
-        return {MARK: "table", "of": [[_written(name), _written(each)] for name, each in value.items()]}
+            return {name: _to_json(each) for name, each in value.items()}
+        return {MARK: "table", "of": [[_to_json(name), _to_json(each)] for name, each in value.items()]}
     if isinstance(value, (list, tuple)):
-        return [_written(each) for each in value]
+        return [_to_json(each) for each in value]
     if isinstance(value, (bytes, bytearray, memoryview)):
         return {MARK: "bytes", "of": base64.b64encode(bytes(value)).decode()}
     if isinstance(value, datetime):
@@ -270,19 +263,19 @@ def _written(value: Any) -> Any:  # noqa: PLR0911 - one for each type
     return str(value)
 
 
-def _read(value: Any) -> Any:  # noqa: PLR0911 - one for each type
-    """The inverse of `_written`."""
+def _from_json(value: Any) -> Any:  # noqa: PLR0911 - one for each type
+    """The inverse of `_to_json`."""
     if isinstance(value, list):
-        return [_read(each) for each in value]
+        return [_from_json(each) for each in value]
     if not isinstance(value, dict):
         return value
     kind, of = value.get(MARK), value.get("of", "")
     if kind is None:
-        return {name: _read(each) for name, each in value.items()}
+        return {name: _from_json(each) for name, each in value.items()}
     if kind == "bytes":
         return base64.b64decode(str(of))
     if kind == "time":
         return datetime.fromtimestamp(float(of), UTC).replace(tzinfo=None)
     if kind == "decimal":
         return Decimal(str(of))
-    return {_read(name): _read(each) for name, each in of} if isinstance(of, list) else str(of)
+    return {_from_json(name): _from_json(each) for name, each in of} if isinstance(of, list) else str(of)

@@ -144,10 +144,7 @@ def bypasses_of(app: Celery, queues: Iterable[str]) -> Iterator[Bypass]:
 def bypassing_policies(
     url: str, app: Celery, consumed: Sequence[str], letters: Iterable[str], names: AmqpNames
 ) -> list[tuple[Policy, str]]:
-    """The broker's policies that end messages in consumed queues or in redelivery's own, each with what to do about it.
-
-    Raises `BrokerError`.
-    """
+    """The policies that end messages in consumed queues or our own, each with what to do about it. Raises `BrokerError`."""
     ours = {*letters, names.outcomes, *map(names.level, range(BITS))} - {*consumed}
     found = ending_policies(url, app.connection_for_write(), [*consumed, *ours], [names.delivery_exchange])
     ours.add(names.delivery_exchange)

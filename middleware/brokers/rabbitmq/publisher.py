@@ -146,11 +146,7 @@ def _groups(moves: list[Any]) -> Iterator[list[Any]]:
 
 
 class Publisher:
-    """The thread and its connection.
-
-    `connect` opens a new kombu connection; `declare` declares the outcome log on a py-amqp connection. `ended` is called after each
-    attempt, when its moves have their answers.
-    """
+    """The thread and its connection. `declare` declares the outcome log; `ended` is called after each attempt."""
 
     def __init__(
         self,
@@ -161,7 +157,7 @@ class Publisher:
     ) -> None:
         self._connect, self._names, self._declare, self._ended = connect, names, declare, ended
         self._numbers = Numbering()
-        self._line: deque[Move] = deque()
+        self._queue: deque[Move] = deque()
         self._quarantined: list[tuple[float, Move]] = []
         self._under_way = 0
         self._news = threading.Condition()
@@ -183,21 +179,21 @@ class Publisher:
         """Add the move to the waiting moves; it never fails."""
         with self._news:
             self._begin()
-            self._line.append(move)
-            if len(self._line) in {1, self.enough}:
+            self._queue.append(move)
+            if len(self._queue) in {1, self.enough}:
                 self._news.notify()
         return move
 
     def drain(self, seconds: float) -> bool:
         """Wait until all moves are carried out or quarantined, at most this long; False if a move still waits."""
         deadline = time.monotonic() + seconds
-        while (self._line or self._under_way) and time.monotonic() < deadline:
+        while (self._queue or self._under_way) and time.monotonic() < deadline:
             time.sleep(0.005)  # only when a worker stops
-        return not self._line and not self._under_way
+        return not self._queue and not self._under_way
 
     def waiting(self) -> int:
         """How many moves are not carried out yet."""
-        return len(self._line) + self._under_way + len(self._quarantined)
+        return len(self._queue) + self._under_way + len(self._quarantined)
 
     def close(self) -> None:
         """End the thread after the moves under way, and close the connection."""
@@ -233,7 +229,7 @@ class Publisher:
         while batch:
             tried = batch if failures < MAX_TOGETHER else batch[:1]
             try:
-                self._carry(tried)
+                self._attempt(tried)
             except Exception as exc:  # noqa: BLE001 - nothing was acknowledged, and the thread must go on
                 failures += 1 if isinstance(exc, NOT_NOW) else MAX_TOGETHER
                 error = f"{type(exc).__name__}: {exc}"
@@ -243,9 +239,8 @@ class Publisher:
                 if failures > MAX_TOGETHER and tried[0].is_forbidden_by(exc):
                     self._forbid(tried[0], exc)
                 elif failures > MAX_TOGETHER and not isinstance(exc, NOT_NOW):
-                    log.error("transition.failed", tag="", error=error, again_in=QUARANTINE, waiting=self.waiting())
                     tried[0].failure = exc
-                    self._quarantined.append((time.monotonic() + QUARANTINE, tried[0]))
+                    self._quarantine(tried[0], error)
                 else:
                     log.warning("publisher.waiting", error=error, waiting=self.waiting())
                     time.sleep(wait)
@@ -256,7 +251,7 @@ class Publisher:
     def _forbid(self, move: Move, why: Exception) -> None:
         """End a forbidden move that a caller waits for: the message stays where it is."""
         with suppress(Exception):  # if no entry can be written, none was
-            self._note_moved(HAS_STAYED, [move])
+            self._write_digests(HAS_STAYED, [move])
         move.refusal = why if isinstance(why, BrokerError) else BrokerError(str(why))
         move.end(Answer.MISSING)
 
@@ -271,33 +266,33 @@ class Publisher:
                 due = [move for at, move in self._quarantined if at <= now]
                 if due:
                     self._quarantined = [(at, move) for at, move in self._quarantined if at > now]
-                    self._line.extendleft(reversed(due))
-                if self._line:
-                    self._linger()
-                    return self._taken()
+                    self._queue.extendleft(reversed(due))
+                if self._queue:
+                    self._wait_for_more()
+                    return self._take_batch()
                 if self._stopped:
                     return None
                 self._news.wait(min((at for at, _ in self._quarantined), default=now + 3600) - now)
 
-    def _linger(self) -> None:
+    def _wait_for_more(self) -> None:
         """Wait a moment for more moves, because each run of this thread takes the interpreter from the worker's main thread."""
         until = time.monotonic() + LINGER
-        while len(self._line) < self.enough and not self._stopped and (left := until - time.monotonic()) > 0:
+        while len(self._queue) < self.enough and not self._stopped and (left := until - time.monotonic()) > 0:
             self._news.wait(left)
 
-    def _taken(self) -> list[Move]:
+    def _take_batch(self) -> list[Move]:
         batch: list[Move] = []
         size = 0
-        while self._line and len(batch) < MAX_MOVES and size < MAX_BYTES:
-            if batch and (batch[-1].failure or self._line[0].failure):
+        while self._queue and len(batch) < MAX_MOVES and size < MAX_BYTES:
+            if batch and (batch[-1].failure or self._queue[0].failure):
                 break
-            move = self._line.popleft()
+            move = self._queue.popleft()
             size += 0 if move.message is None else len(move.message.body)
             batch.append(move)
         self._under_way = len(batch)
         return batch
 
-    def _carry(self, batch: list[Move]) -> None:
+    def _attempt(self, batch: list[Move]) -> None:
         """Make one attempt. Raises what the connection raises."""
         for move in batch:
             if not move.is_there and not move.is_current():
@@ -307,14 +302,14 @@ class Publisher:
         standing = [move for move in standing if not self._is_quarantined(move)]
         self._send([move for move in standing if move.answer is None], is_again=True)
         there = [move for move in standing if move.is_there]
-        self._note_moved(HAS_STAYED, [move for move in standing if not move.is_there and not move.may_wait])
+        self._write_digests(HAS_STAYED, [move for move in standing if not move.is_there and not move.may_wait])
         for move in standing:
             if move.answer is None and not move.is_there and not move.may_wait:
                 move.end(Answer.MISSING)
             elif move.answer is None and not move.is_there:
                 log.error("transition.unroutable", exchange=move.target[0], routing_key=move.target[1], again_in=QUARANTINE)
                 self._quarantined.append((time.monotonic() + QUARANTINE, move))
-        self._tell(there)
+        self._record(there)
         for move in there:
             move.end(Answer.DONE)
         self._ended()
@@ -324,8 +319,8 @@ class Publisher:
         self._confirms.nacked, self._returned = set(), set()
         listed = [move for move in moves if not move.is_there]
         known = [move.moved for move in listed if move.moved is not None and move.may_wait]
-        self._note(IS_MOVING, [moved.moving for moved in known if moved.moving])
-        self._note(IS_TURNING, [moved.turning for moved in known if moved.turning])
+        self._write_entry(IS_MOVING, [moved.moving for moved in known if moved.moving])
+        self._write_entry(IS_TURNING, [moved.turning for moved in known if moved.turning])
         for move in listed:
             if move.message is None:
                 move.is_there = True
@@ -345,22 +340,22 @@ class Publisher:
         """Publish the move's message; return the number of the publication, or None if the message cannot be written."""
         if not move.may_wait and move.moved is not None:
             # A separate entry, before the message: a reader that finds the old message leaves it until more is known.
-            self._note(IS_TURNING, [move.moved.turning])
+            self._write_entry(IS_TURNING, [move.moved.turning])
         try:
             return self._publish(move.message, move.target)
         except UNWRITABLE as exc:  # no part of it was sent
-            self._put_aside(move, f"{type(exc).__name__}: {exc}")
+            if move.may_wait:
+                self._quarantine(move, f"{type(exc).__name__}: {exc}")
+            else:
+                move.end(Answer.MISSING)
             return None
 
-    def _put_aside(self, move: Move, error: str) -> None:
-        """Quarantine a move whose message cannot be written in AMQP, so that the other moves go on."""
-        if not move.may_wait:
-            move.end(Answer.MISSING)
-            return
+    def _quarantine(self, move: Move, error: str) -> None:
+        """Try the move again later, so that the other moves go on."""
         log.error("transition.failed", tag="", error=error, again_in=QUARANTINE, waiting=self.waiting())
         self._quarantined.append((time.monotonic() + QUARANTINE, move))
 
-    def _tell(self, moves: list[Move]) -> None:
+    def _record(self, moves: list[Move]) -> None:
         """Record the events of the moves whose messages have arrived.
 
         A reader that finds an entry acknowledges the message, so the event must be in the log: once the log has refused events,
@@ -368,7 +363,7 @@ class Publisher:
         """
         events = [each for move in moves for each in move.told(self._numbers)]
         if not events:
-            self._note_moved(HAS_MOVED, moves)
+            self._write_digests(HAS_MOVED, moves)
             return
         for is_again in (False, True):
             message = amqp.Message(packed(events), content_type="application/json", delivery_mode=PERSISTENT)
@@ -376,26 +371,26 @@ class Publisher:
             self._confirms.nacked, self._returned = set(), set()
             number, is_sure = self._publish(message, target), not self._was_refused
             if is_sure:
-                self._note_moved(HAS_MOVED, moves)
+                self._write_digests(HAS_MOVED, moves)
             self._confirmed()
             if number not in self._confirms.nacked and target not in self._returned:
                 if not is_sure:
-                    self._note_moved(HAS_MOVED, moves)
+                    self._write_digests(HAS_MOVED, moves)
                 self._was_refused = False
-                self._note(HAS_ENDED, [move.ended_message for move in moves if move.ended_message])
+                self._write_entry(HAS_ENDED, [move.ended_message for move in moves if move.ended_message])
                 return
             self._was_refused = True
             if is_sure:
-                self._note_moved(IS_UNRECORDED, moves)
+                self._write_digests(IS_UNRECORDED, moves)
             if not is_again:
                 self._declare(self._connection)
         msg = f"the outcome log {self._names.outcomes} takes no events: does a policy of the broker limit its length?"
         raise BrokerError(msg)
 
-    def _note_moved(self, kind: bytes, moves: list[Move]) -> None:
-        self._note(kind, [move.moved.digest for move in moves if move.moved is not None])
+    def _write_digests(self, kind: bytes, moves: list[Move]) -> None:
+        self._write_entry(kind, [move.moved.digest for move in moves if move.moved is not None])
 
-    def _note(self, kind: bytes, noted: list[bytes]) -> None:
+    def _write_entry(self, kind: bytes, noted: list[bytes]) -> None:
         """Write these into the journal as one entry, without waiting: the journal may refuse all entries."""
         if noted:
             number = self._publish(entry(kind, noted), ("", self._names.journal))

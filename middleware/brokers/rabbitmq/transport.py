@@ -129,11 +129,7 @@ class AmqpTransport(WithoutLeases):
         return self.claim
 
     def attach(self, consumer: Consumer) -> None:
-        """Declare what the connected consumer needs, and bind its queues to the delay store.
-
-        Raises `ConfigurationError` if the broker refuses that: a right is missing, a name is taken, a queue is exclusive, or no
-        more queues are allowed.
-        """
+        """Declare what the connected consumer needs. Raises `ConfigurationError` if the broker refuses (rights, names, limits)."""
         self._ready.clear()
         connection = self.connect()
         with connection:
@@ -186,17 +182,16 @@ class AmqpTransport(WithoutLeases):
             return self._carry_home(tag, event, message, home, list_name)
         if wait_ms / 1000 > waits.seconds:
             log.info("delay.parted", task_id=task_id, queue=list_name, wanted=wait_ms / 1000, first=waits.seconds)
-        seconds, prepare = waits.seconds, self._delaying(list_name)
+        seconds, prepare = waits.seconds, self._delay_preparer(list_name)
         return self._carry(self._made(tag, event, waits.message, waits.target, prepare, arrives_in=list_name, seconds=seconds))
 
     def dead_letter(
         self, tag: str, message: bytes, *, dead_letter_queue: str, queue: str, event: Event | None, must_exist: bool = False
     ) -> Answer:
         """Move the message to a dead-letter queue. A missing queue is created with its origin's type, unless it `must_exist`."""
-        prepare = self._looking(dead_letter_queue) if must_exist else self._keeping(dead_letter_queue, queue)
-        move = self.publisher.submit(
-            self._made(tag, event, message, ("", dead_letter_queue), prepare, arrives_in=dead_letter_queue)
-        )
+        name = dead_letter_queue
+        prepare = (lambda connection, _: has_queue(connection, name)) if must_exist else self._letters_preparer(name, queue)
+        move = self.publisher.submit(self._made(tag, event, message, ("", name), prepare, arrives_in=name))
         if not must_exist:
             return Answer.DONE
         if not move.wait(MAX_LOOK):
@@ -322,7 +317,7 @@ class AmqpTransport(WithoutLeases):
             self._ready.clear()  # the bindings of the queues may be gone, too
         self._check_delays_at = time.monotonic() + QUARANTINE
 
-    def _delaying(self, queue: str) -> Callable[[Any, bool], bool]:
+    def _delay_preparer(self, queue: str) -> Callable[[Any, bool], bool]:
         def prepare(connection: Any, is_again: bool) -> bool:
             if is_again or ("delay", queue) not in self._ready:
                 self._declare_delays(connection)
@@ -333,7 +328,7 @@ class AmqpTransport(WithoutLeases):
 
         return prepare
 
-    def _keeping(self, name: str, queue: str) -> Callable[[Any, bool], bool]:
+    def _letters_preparer(self, name: str, queue: str) -> Callable[[Any, bool], bool]:
         def prepare(connection: Any, is_again: bool) -> bool:
             if is_again or ("letters", name) not in self._ready:
                 declare_letters(connection, name, queue_type_of(self.app, queue))
@@ -341,10 +336,6 @@ class AmqpTransport(WithoutLeases):
             return True
 
         return prepare
-
-    @staticmethod
-    def _looking(name: str) -> Callable[[Any, bool], bool]:
-        return lambda connection, _: has_queue(connection, name)
 
     def _carry_home(self, tag: str, event: Event | None, message: bytes, home: tuple[str, str], queue: str) -> Answer:
         """Move the message to its first exchange and key, or directly to its queue if the exchange is gone or does not route it."""
@@ -356,5 +347,4 @@ class AmqpTransport(WithoutLeases):
             return True
 
         moves.append(self._made(tag, event, message, home, prepare, arrives_in=queue))
-        self.publisher.submit(moves[0])
-        return Answer.DONE
+        return self._carry(moves[0])

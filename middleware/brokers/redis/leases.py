@@ -56,10 +56,7 @@ class Leases:
         _REGISTER(self.client, [keys.leases, keys.owners, keys.recovering], [token, json.dumps(about), lost])
 
     def renew(self, token: str, watch_seconds: float = 0.0) -> Renewal | None:
-        """Renew a lease; None if the owner is fenced.
-
-        With `watch_seconds` the owner offers to watch all leases for that time. Two owners watch at a time.
-        """
+        """Renew a lease; None if the owner is fenced. With `watch_seconds` the owner offers to watch all leases for that time."""
         keys = self.keys
         asked = keys.recovering, keys.dispatcher, keys.open_operations, keys.operator
         names = [keys.leases, keys.lease_watcher, keys.second_lease_watcher, *asked]

@@ -63,7 +63,7 @@ class UnderWay:
         #: on the connection is unknown.
         self._is_busy = False
         self._is_watched = False
-        self._place = _here()
+        self._loop_thread = _this_thread()
 
     def __len__(self) -> int:
         return len(self._asked)
@@ -72,7 +72,7 @@ class UnderWay:
         return {each.tag for each in list(self._asked)}
 
     def is_here(self) -> bool:
-        return self._place == _here()
+        return self._loop_thread == _this_thread()
 
     def begin(self, tag: str, transition: Transition, then: Then) -> None:
         self._check_interrupted()
@@ -207,5 +207,5 @@ class Asking(RedisTransport):
         return Answer.ASKED
 
 
-def _here() -> tuple[int, int]:
+def _this_thread() -> tuple[int, int]:
     return os.getpid(), threading.get_ident()

@@ -61,10 +61,7 @@ PING = b"*1\r\n$4\r\nPING\r\n"
 
 
 class Script:
-    """One script: called by its digest, and loaded if the server does not know it (after a restart, for example).
-
-    `answers_last`: the server notifies workers that wait for the added messages before it answers the caller.
-    """
+    """One script, called by its digest. `answers_last`: the server notifies waiting workers before it answers the caller."""
 
     def __init__(self, name: str, *, answers_last: bool = False) -> None:
         self.name = name

@@ -116,29 +116,16 @@ class Stores:
         """
         letters, outcomes = self.keys.list(dead_letter_queue), self.keys.outcomes
         more = () if under is None else under.names
-        return self._many(
-            _REDRIVE,
-            (
-                (
-                    (letters, self.keys.list(list_name), outcomes, *more),
-                    (
-                        letter,
-                        message,
-                        *encoded(event),
-                        *(() if under is None else under.values(self.keys.queue_of(list_name), event)),
-                    ),
-                )
-                for letter, list_name, message, event in moves
-            ),
-        )
+        calls = []
+        for letter, list_name, message, event in moves:
+            last = () if under is None else under.values(self.keys.queue_of(list_name), event)
+            calls.append(((letters, self.keys.list(list_name), outcomes, *more), (letter, message, *encoded(event), *last)))
+        return self._many(_REDRIVE, calls)
 
     def purge_many(
         self, dead_letter_queue: str, gone: Sequence[tuple[bytes, Event]], *, down_to: int | None = None, under: Under | None = None
     ) -> list[Answer | Exception]:
-        """Remove dead letters for good, in one round trip. Returns their answers or errors.
-
-        With `down_to`, a dead letter is removed only while the queue holds more than this number.
-        """
+        """Remove dead letters for good; with `down_to`, only while the queue is longer. Returns their answers or errors."""
         names = (self.keys.list(dead_letter_queue), self.keys.outcomes, *(() if under is None else (under.operation,)))
         last: tuple[Any, ...] = () if down_to is None else (down_to,)
         last = last if under is None else under.values("")
@@ -160,13 +147,10 @@ class Stores:
         last: tuple[Any, ...] = ()
         if under is not None:
             names, last = (*names, under.operation), under.values(target)
-        return self._many(
-            _MOVE,
-            (
-                (names, (letter, moved, target, queue, *(value for event in events for value in encoded(event)), *last))
-                for letter, moved, queue, events in moves
-            ),
-        )
+        calls = []
+        for letter, moved, queue, (left, died) in moves:
+            calls.append((names, (letter, moved, target, queue, *encoded(left), *encoded(died), *last)))
+        return self._many(_MOVE, calls)
 
     def _many(self, script: Script, calls: Iterable[tuple[Sequence[str], Sequence[Any]]]) -> list[Answer | Exception]:
         answers = script.many(self.client, calls)

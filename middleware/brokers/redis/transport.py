@@ -83,10 +83,7 @@ class RedisTransport:
 
     @classmethod
     def of(cls, app: Celery) -> Self:
-        """The transitions on the broker of this app, connected as its settings say (TLS, Sentinel, credentials, database, prefix).
-
-        Raises `BrokerUnavailable` if nothing answers, `BrokerError` if the broker refuses the connection.
-        """
+        """The transitions on the app's broker, connected by the app's settings. Raises `BrokerUnavailable`, `BrokerError`."""
         connection = app.connection_for_write()
         try:
             channel = connection.default_channel
@@ -130,14 +127,8 @@ class RedisTransport:
         due in its queue's first free slot after that time.
         """
         keys = self.keys
-        names = [
-            keys.outcomes,
-            keys.list(list_name),
-            keys.destinations,
-            keys.due(list_name),
-            keys.waiting(list_name),
-            keys.delayed_tasks,
-        ]
+        names = [keys.outcomes, keys.list(list_name), keys.destinations, keys.due(list_name), keys.waiting(list_name)]
+        names.append(keys.delayed_tasks)
         args = [
             tag,
             _token(tag),
@@ -174,10 +165,7 @@ class RedisTransport:
         return answer_of(_START(self.client, [self.keys.unacked, self.keys.starts], [tag, ACCEPTED]))
 
     def release(self, held: Sequence[Held]) -> int:
-        """Put messages that did not run back to where they were taken from, unchanged. Returns how many went back.
-
-        If a list refuses a message, the others still go back; then raises `ResponseError`.
-        """
+        """As the port says, but raises `ResponseError` if a list refused a message, after the others have gone back."""
         if not held:
             return 0
         newest_first = sorted(held, key=lambda each: int(each.tag.rpartition(":")[2]), reverse=True)

@@ -20,21 +20,18 @@ if TYPE_CHECKING:
     from ....ports import Held
 
 #: The size of the second consumer's window, in windows of the first.
-TIMES = 2
+RATIO = 2
 #: Seconds without need after which a second consumer ends.
 MAX_IDLE = 1.0
 
 
 class SecondConsumers:
-    """The second consumers on one channel.
-
-    `most` bounds both windows of a queue together; `changed` is called when `more` may have changed.
-    """
+    """The second consumers on a channel. `most` limits both windows of a queue together; `changed` is called if `more` changes."""
 
     def __init__(self, consumer: Consumer, most: int, changed: Callable[[], None]) -> None:
         self._consumer, self._changed = consumer, changed
         self._channel: Any = consumer.task_consumer.channel
-        self._window = max(min(TIMES * self._channel.for_each, most - self._channel.for_each), 0)
+        self._window = max(min(RATIO * self._channel.for_each, most - self._channel.for_each), 0)
         #: When each queue last needed a second consumer.
         self._needed: dict[str, float] = {}
         self._begun: set[str] = set()

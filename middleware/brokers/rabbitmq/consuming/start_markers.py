@@ -65,7 +65,7 @@ class Starts:
                 try:
                     self._channel.queue_delete(name, nowait=True)
                 except Exception as exc:  # noqa: BLE001 - the connection is gone
-                    self._unsure(exc)
+                    self._give_up(exc)
 
     def close(self) -> None:
         with self._lock:
@@ -86,10 +86,10 @@ class Starts:
         try:
             return ask()
         except Exception as exc:  # noqa: BLE001 - the message must go on, after any error
-            self._unsure(exc, is_last=not was_open)
+            self._give_up(exc, is_last=not was_open)
             return self._try(ask) if was_open else None
 
-    def _unsure(self, exc: Exception, *, is_last: bool = True) -> None:
+    def _give_up(self, exc: Exception, *, is_last: bool = True) -> None:
         self._drop()
         if is_last:
             error = f"{type(exc).__name__}: {exc}"

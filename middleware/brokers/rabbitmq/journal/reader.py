@@ -67,10 +67,7 @@ class Question:
 
 
 class Journal:
-    """Answers questions in its own thread, which ends when there are none.
-
-    `connect` opens a new kombu connection; `name` is the journal's queue.
-    """
+    """Answers questions in its own thread, which ends when there are none. `connect` opens a new kombu connection."""
 
     def __init__(self, connect: Callable[[], Any], name: str) -> None:
         self._connect, self._name = connect, name
@@ -80,10 +77,7 @@ class Journal:
         self._is_closed = False
 
     def ask(self, digest: bytes, queue: str, letters: frozenset[str], then: Callable[[Successor, Sequence[Event]], None]) -> None:
-        """Call `then` later, from another thread, with what the journal shows about this message; never after `close`.
-
-        For `queue` and `letters` see `Question`.
-        """
+        """Call `then` later, from another thread, with what the journal shows; not after `close`. See `Question`."""
         with self._news:
             self._is_closed = False
             now = time.monotonic()
@@ -170,12 +164,12 @@ class Reading:
 
     def successor_of(self, digest: bytes) -> tuple[Successor, tuple[Event, ...]]:
         """What is known about this message's successor, and the events of a death or redrive that may not be recorded yet."""
-        if self._was_there(digest):
+        if self._has_moved(digest):
             return Successor.RECORDED, ()
-        if any(self._was_there(successor) for successor, _ in self._moving.get(digest, ())):
+        if any(self._has_moved(successor) for successor, _ in self._moving.get(digest, ())):
             return Successor.SEEN, ()
         for turn in self._turning.get(digest, ()):
-            if self._was_there(turn.successor) or turn.successor in self._looked_into(turn.dead_letter_queue).found:
+            if self._has_moved(turn.successor) or turn.successor in self._looked_into(turn.dead_letter_queue).found:
                 return Successor.SEEN, turn.events
         return Successor.UNKNOWN, ()
 
@@ -192,10 +186,7 @@ class Reading:
         )
 
     def look_for_letters(self, asked: Iterable[tuple[bytes, frozenset[str]]]) -> None:
-        """Look for the dead letters of messages whose successors are unknown, once in each queue.
-
-        `asked` has each message's digest, and the queues in which to look for its dead letter.
-        """
+        """Look for dead letters with unknown successors. `asked` has each message's digest, and the queues to look in."""
         wanted: dict[str, set[bytes]] = {}
         for digest, letters in asked:
             for turn in self._turning.get(digest, ()) if self.successor_of(digest)[0] is Successor.UNKNOWN else ():
@@ -204,10 +195,7 @@ class Reading:
         self._looked = {queue: look_for(self._kombu, queue, letters) for queue, letters in wanted.items()}
 
     def look_for_others(self, asked: Iterable[tuple[bytes, str]]) -> None:
-        """Find out which queues of messages with unknown successors have waiting messages.
-
-        `asked` has each message's digest and its queue.
-        """
+        """Find out which queues of messages with unknown successors are not empty. `asked` has each message's digest and queue."""
         in_doubt = {
             queue for digest, queue in asked if digest in self._moving and self.successor_of(digest)[0] is Successor.UNKNOWN
         }
@@ -226,16 +214,16 @@ class Reading:
         after `LOOK_BACK` at the latest.
         """
         moving = self._moving.get(asked.digest, ())
-        turning = [self._patience_of(turn) for turn in self._turning.get(asked.digest, ())]
+        turning = [self._seconds_to_wait(turn) for turn in self._turning.get(asked.digest, ())]
         if waited < max([seconds + MARGIN for _, seconds in moving] + turning, default=0.0):
             return True
         return bool(moving) and waited < LOOK_BACK.total_seconds() and asked.queue in self._with_others
 
-    def _patience_of(self, turn: Turn) -> float:
+    def _seconds_to_wait(self, turn: Turn) -> float:
         is_looked_for = turn.dead_letter_queue and not self._looked_into(turn.dead_letter_queue).is_consumed
         return LETTER_MARGIN if is_looked_for else turn.seconds + MARGIN
 
-    def _was_there(self, digest: bytes) -> bool:
+    def _has_moved(self, digest: bytes) -> bool:
         return digest in self._ended or digest in self._moved
 
     def _looked_into(self, queue: str) -> Looked:

@@ -13,9 +13,8 @@ import os
 import uuid
 from typing import TYPE_CHECKING, Any
 
-from ....messages.countdown import from_now, with_gaps
-from ....messages.ttl import PUBLISHED, is_dated
 from ..scripts import Script, text_of
+from .bounds import text_and_gaps
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -72,10 +71,7 @@ class Gathering:
         if most is not None or expires != "":
             self._rules.setdefault(queue, (most, expires))
         self._adds[queue] = self._adds.get(queue, 0) + 1
-        times = from_now(message["headers"])
-        if (bounds is not None and bounds.is_dated) or is_dated(message["headers"]):
-            times[PUBLISHED] = 0
-        text, gaps = with_gaps(message, times)
+        text, gaps = text_and_gaps(message, bounds)
         task_id, *rest = event.to_entry()
         form = self._forms.setdefault(tuple(rest), len(self._forms) + 1)
         self._messages += (self._place(list_name), form, task_id, gaps, text)
@@ -85,10 +81,7 @@ class Gathering:
         return self._names.setdefault(list_name, len(self._names) + 3)
 
     def send(self, client: Redis, batch: Batch) -> Callable[[], bool]:
-        """Send all. The returned function waits until they are published; it returns False if a queue has no room for all.
-
-        Both raise what redis-py raises.
-        """
+        """Send all. The returned function waits for the answer (False: a queue has no room). Both raise what redis-py raises."""
         if batch.stamp is None:
             batch.stamp = _STAMPS.take()
         token, number = batch.stamp

@@ -87,6 +87,14 @@ def evicted(runtime: Runtime, raw: bytes, queue: str, reason: Reason, *, now_ms:
     return Eviction(letter, death, tuple(events))
 
 
+def text_and_gaps(message: dict[str, Any], bounds: Bounds | None) -> tuple[bytes, str]:
+    """The message's text and gaps (`with_gaps`), for its times and, if the bounds or its headers need it, its publication."""
+    times = from_now(message["headers"])
+    if (bounds is not None and bounds.is_dated) or is_dated(message["headers"]):
+        times[PUBLISHED] = 0
+    return with_gaps(message, times)
+
+
 def publish_within(
     client: Redis,
     keys: Keys,
@@ -99,15 +107,9 @@ def publish_within(
     list_name: str,
     expires: Any,
 ) -> None:
-    """Publish a message to a queue with bounds, or a message whose headers ask for the time of its publication.
-
-    Raises `QueueFull` if the queue is full and refuses; `BrokerError` if its oldest message changed at each try.
-    """
+    """Publish to a queue with bounds, or with the publication's time. Raises `QueueFull`, or `BrokerError` after all tries."""
     most = None if bounds is None else bounds.max_length
-    times = from_now(message["headers"])
-    if (bounds is not None and bounds.is_dated) or is_dated(message["headers"]):
-        times[PUBLISHED] = 0
-    text, gaps = with_gaps(message, times)
+    text, gaps = text_and_gaps(message, bounds)
     refuses = bounds is not None and bounds.refuses
     head = [text, gaps, expires, "" if most is None else most, int(refuses), *encoded(event)]
     eviction: Eviction | None = None

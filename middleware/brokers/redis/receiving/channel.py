@@ -194,9 +194,9 @@ class Receiving:
         args = [token, owner.calls + 1, *bounds, *suffixes, self._turn()]
         receiver.asked()
         commands = [packed(receiver.script.sha, names, args)]
-        receiver.own = names[4].encode()
-        if receiver.is_tracking and receiver.own not in receiver.told_of:  # another worker may wake it as soon as it waits
-            commands = [*self._looks(frozenset((receiver.own,)), "own"), *commands]
+        receiver.wake_key = names[4].encode()
+        if receiver.is_tracking and receiver.wake_key not in receiver.tracked:  # another worker may wake it as soon as it waits
+            commands = [*self._looks(frozenset((receiver.wake_key,)), "own"), *commands]
         receiver.under_way.append("batch")
         self._send(commands)
 
@@ -218,7 +218,7 @@ class Receiving:
         """The commands that ask whether any of these keys exists, and make the server report each key's next change."""
         receiver: Receiver = self.receiver
         receiver.under_way += ["", kind]
-        receiver.told_of |= keys
+        receiver.tracked |= keys
         return [command(b"CLIENT", b"CACHING", b"YES"), command(b"EXISTS", *keys)]
 
     def _names_of(self: Any, queues: tuple[str, ...], token: str) -> tuple[list[str], list[str]]:
@@ -332,7 +332,7 @@ class Receiving:
             names, _ = self._names_of(tuple(receiver.queues), receiver.asked_as)
             receiver.place = (names[2], *names[5:])
         if not is_empty:
-            receiver.told_of &= {receiver.own}  # the script changed the lists, which ends the tracking without a push
+            receiver.tracked &= {receiver.wake_key}  # the script changed the lists, which ends the tracking without a push
         if receiver.is_tracking and look_ms:
             receiver.waits(look_ms)
         elif is_empty and not receiver.is_tracking:
@@ -362,10 +362,7 @@ class Receiving:
         receiver.wake()
 
     def _hand_over(self: Any, seconds: float = MAX_HAND_OVER) -> int:
-        """Give pending messages to their consumers for this long. Returns how many.
-
-        Undecodable messages, and messages of queues without a consumer, do not stop the others.
-        """
+        """Give pending messages to their consumers for this long; return how many. A bad message does not stop the others."""
         receiver: Receiver = self.receiver
         count, began = 0, time.monotonic()
         while receiver.pending:

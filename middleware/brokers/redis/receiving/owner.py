@@ -104,10 +104,7 @@ class Owner:
             held.leave()
 
     def release(self, keep: set[str]) -> int:
-        """Give back, uncounted, all messages that this owner holds on the broker, except the tags to `keep`. Returns how many.
-
-        This includes a batch that this worker has never seen, because the reply was lost.
-        """
+        """Give back all messages that this owner holds on the broker, even those that it has never seen, except `keep`."""
         given: dict[str, Held] = {each.tag: each for each in self.transport.leases.held_by(self.token) if each.tag not in keep}
         count = 0
         tags = list(given)

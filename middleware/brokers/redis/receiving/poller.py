@@ -32,10 +32,7 @@ class Poller(kombu_redis.MultiChannelPoller):
         return super().on_readable(fileno)
 
     def leave(self, channel: Any) -> None:
-        """Stop reading for a channel whose connection is about to close.
-
-        Another connection may get its file number. kombu would then read for this channel, and wait for ever for an answer.
-        """
+        """Stop reading for a channel before its connection closes: another connection may get the same file number."""
         for fileno in [each for each, watched in self._fd_to_chan.items() if watched == (channel, "BRPOP")]:
             del self._fd_to_chan[fileno]
             self.poller.unregister(fileno)

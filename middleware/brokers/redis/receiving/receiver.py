@@ -31,10 +31,7 @@ REST = 0.02
 
 
 class Receiver:
-    """The state of an armed channel's receiving. To ask means to call the script `receive.lua`.
-
-    `processes` returns how many tasks the pool runs at once.
-    """
+    """The state of an armed channel. To ask is to call `receive.lua`. `processes` returns how many tasks the pool runs at once."""
 
     def __init__(
         self, owner: Owner, limit: Callable[[], int], processes: Callable[[], int], on_garbage: Callable[[Held, Exception], None]
@@ -53,9 +50,9 @@ class Receiver:
         #: The lists that this worker watches.
         self.watched: frozenset[bytes] = frozenset()
         #: The keys whose next change the server will report.
-        self.told_of: frozenset[bytes] = frozenset()
+        self.tracked: frozenset[bytes] = frozenset()
         #: The key by which other workers wake this one.
-        self.own = b""
+        self.wake_key = b""
         #: The lists of the only queue that it waits for: if its own key wakes it, it watches them without asking first.
         self.waits_for: frozenset[bytes] = frozenset()
         #: The keys of that wait: `received`, `watch`, `idle`, and the lists.
@@ -94,23 +91,23 @@ class Receiver:
 
     def pushed(self, push: list[Any]) -> None:
         """Handle a push: keys that this connection looked at have changed. Ask now, if one of them wakes this worker."""
-        changed = frozenset(self.told_of if push[1] is None else push[1])
-        self.told_of -= changed
-        if self.own in changed and self.waits_for:
+        changed = frozenset(self.tracked if push[1] is None else push[1])
+        self.tracked -= changed
+        if self.wake_key in changed and self.waits_for:
             self.watched, self.waits_for = self.waits_for, frozenset()
-        elif self.own in changed or not self.watched.isdisjoint(changed):
+        elif self.wake_key in changed or not self.watched.isdisjoint(changed):
             self.wake()
 
     def connected(self) -> None:
         """Reset for a new connection: no answer is awaited, and the server reports no changes yet."""
         self.under_way.clear()
         self.waits_for = frozenset()
-        self.told_of = frozenset()
+        self.tracked = frozenset()
         self.wake()
 
     def must_look(self) -> bool:
         """Whether it watches lists whose changes the server would not report."""
-        return self.is_tracking and not self.watched <= self.told_of
+        return self.is_tracking and not self.watched <= self.tracked
 
     def wake(self) -> None:
         self._ask_at = 0.0
