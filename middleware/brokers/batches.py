@@ -73,10 +73,7 @@ def _is_group(frame: FrameType) -> bool:
 
 
 def _batch_size(app: Celery, connection: Any) -> int:
-    """The messages of a full batch; 0 if batches are switched off, or this connection's channels do not publish them.
-
-    A worker's callbacks are not batched: Celery publishes them one by one, with its own policy.
-    """
+    """The size of a batch; 0 without batches. A worker's callbacks are not batched: Celery publishes them with its own policy."""
     if not app.redelivery.settings.fast_publish or _publishes_callbacks.get():
         return 0
     return int(getattr(connection.get_transport_cls(), "publishes_together", 0))

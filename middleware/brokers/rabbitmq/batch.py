@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 #: Seconds to wait for all confirmations of a batch, unless `confirm_timeout` or `timeout` is given.
 TIMEOUT = 30.0
 
-#: As `channel.NUMBERS`.
+#: The numbers of batches' events: as `channel.NUMBERS`, but counted separately.
 _NUMBERS: defaultdict[tuple[str, str], Numbering] = defaultdict(Numbering)
 
 

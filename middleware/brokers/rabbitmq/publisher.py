@@ -94,6 +94,7 @@ class Move:
     ended_message: bytes = b""
     event_id: str = ""
     further: tuple[Event, ...] = ()
+    #: Whether the message has arrived at its target.
     is_there: bool = False
     #: The error of an attempt with this move alone. After it, the move is always carried out alone.
     failure: Exception | None = None
@@ -110,7 +111,7 @@ class Move:
         return has_ended
 
     def is_forbidden_by(self, exc: Exception) -> bool:
-        """Whether the move ends with this error: a caller waits for it, and its message has not arrived."""
+        """Whether the move ends with this error: a caller waits for the move, and its message has not arrived."""
         is_out = self.is_there and self.message is not None
         return not self.may_wait and not is_out and isinstance(exc, FORBIDDEN) and not isinstance(exc, NOT_NOW)
 

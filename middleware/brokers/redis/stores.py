@@ -89,10 +89,7 @@ class Stores:
         return answer_of(_CANCEL(self.client, names, args))
 
     def advance(self, ms: int, aged: Callable[[bytes], bytes]) -> int:
-        """Make all delayed messages due `ms` milliseconds earlier, for tests. Returns how many there were.
-
-        `aged` makes a message older. Raises `BrokerError` if more than `MAX_ADVANCED` messages wait for one queue.
-        """
+        """Make delayed messages due `ms` earlier, for tests; return how many. Raises `BrokerError` if too many wait for a queue."""
         lists = [text_of(name) for name in self.client.zrange(self.keys.destinations, 0, -1)]
         names = [self.keys.destinations, *(key for each in lists for key in (self.keys.due(each), self.keys.waiting(each)))]
         older: list[Any] = []

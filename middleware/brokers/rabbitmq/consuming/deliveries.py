@@ -26,8 +26,6 @@ from ..publisher import ENOUGH
 from .second_consumer import SecondConsumers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from celery.worker.consumer import Consumer
 
     from ....ports import Held, Transport
@@ -69,14 +67,14 @@ class ChannelClaim(Claim):
         self._is_widening = False
         self._is_green = getattr(consumer.pool, "is_green", False)
         self._most = 0 if self._is_green else MAX_LEAVING
-        self._second_consumers = SecondConsumers(consumer, self._most, self._tell_enough)
+        self._second_consumers = SecondConsumers(consumer, self._most, self._set_enough)
         self._origins = {
             queue.name: (queue.exchange.name, queue.routing_key or queue.name)
             for queue in consumer.task_consumer.queues
             if queue.exchange is not None
         }
         self._coming_back = {queue.name for queue in consumer.task_consumer.queues} if is_again else set()
-        self._tell_enough()
+        self._set_enough()
         if lost or self.held:
             log.info("owner.reconnected", worker=self.worker, holds=len(self.held), suspects=len(lost), given_back=len(lost))
 
@@ -111,14 +109,10 @@ class ChannelClaim(Claim):
         """Whether the message will not be delivered again, because its queue was deleted."""
         return queue in self._deleted.get(tag.partition(".")[0], ())
 
-    @property
-    def enough(self) -> int:
-        """The number of moves that the publisher carries out without waiting for more: half of a fixed window, at most `ENOUGH`."""
+    def _set_enough(self) -> None:
+        """Tell the publisher how many moves do not wait for more: half of a fixed window, at most `ENOUGH`."""
         window = 0 if self._channel.window else self._channel.for_each + self._second_consumers.more
-        return max(min(window // 2, ENOUGH), 1) if window else ENOUGH
-
-    def _tell_enough(self) -> None:
-        self._publisher.enough = self.enough
+        self._publisher.enough = max(min(window // 2, ENOUGH), 1) if window else ENOUGH
 
     def leave(self, tag: str) -> None:
         """Note that the message has ended, and is leaving until its event is confirmed. Called from any thread."""
@@ -143,15 +137,12 @@ class ChannelClaim(Claim):
 
     def settled(self) -> None:
         """Acknowledge the settled deliveries, soon and in the consumer's thread. Called from any thread."""
-        if self._ended:
-            self._soon(self.flush)
-
-    def _soon(self, what: Callable[[], None]) -> None:
-        """Call it in the consumer's thread; with greenlets at once, because their loop turns only when data comes."""
-        if self._is_green:
-            what()
+        if not self._ended:
+            return
+        if self._is_green:  # at once: the loop of a greenlet pool turns only when data comes
+            self.flush()
         else:
-            self._consumer.call_soon(what)
+            self._consumer.call_soon(self.flush)
 
     def flush(self) -> None:
         tags = []

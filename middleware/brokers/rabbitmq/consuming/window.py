@@ -29,6 +29,7 @@ class Windowed(pyamqp.Channel):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         #: Consumer tag → queue.
         self.queue_of_tag: dict[str, str] = {}
+        #: The channel's window, by how much it is widened, and each consumer's window.
         self.window, self.wider, self.for_each = 0, 0, 0
         self._first: dict[str, tuple[str, dict[str, Any]]] = {}
         self._second: dict[str, str] = {}

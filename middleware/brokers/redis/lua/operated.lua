@@ -6,7 +6,7 @@ local function is_halted(operation, followed)
   if followed then redis.call('SREM', followed, '') end
   local read = redis.call('HMGET', operation, 'state', 'token', 'moved', 'to:' .. ARGV[#ARGV - 1])
   for at = 3, 4 do
-    if read[at] and (#read[at] > 15 or not string.match(read[at], '^%d+$')) then error('an operation has a count that is no number') end
+    if read[at] and (#read[at] > 15 or not string.match(read[at], '^%d+$')) then error('a count of an operation is not a number') end
   end
   return read[1] ~= 'running' or read[2] ~= ARGV[#ARGV - 2]
 end

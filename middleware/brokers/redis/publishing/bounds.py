@@ -46,10 +46,7 @@ MISSING = "auto_create_dead_letter_resources is off: declare the queue; until th
 
 @dataclass(frozen=True, slots=True)
 class Eviction:
-    """The eviction of a message that did not run: its dead letter, its death and its events.
-
-    `letter` is empty if the message is discarded; `death` is None if an operator purges it.
-    """
+    """The eviction of a message. `letter` is empty if it is discarded; `death` is None if an operator purges it."""
 
     letter: bytes
     death: Death | None
@@ -88,7 +85,7 @@ def evicted(runtime: Runtime, raw: bytes, queue: str, reason: Reason, *, now_ms:
 
 
 def text_and_gaps(message: dict[str, Any], bounds: Bounds | None) -> tuple[bytes, str]:
-    """The message's text and gaps (`with_gaps`), for its times and, if the bounds or its headers need it, its publication."""
+    """The message's bytes and its gaps for times (`with_gaps`), with the time of its publication if bounds or headers need it."""
     times = from_now(message["headers"])
     if (bounds is not None and bounds.is_dated) or is_dated(message["headers"]):
         times[PUBLISHED] = 0

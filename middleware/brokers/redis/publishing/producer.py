@@ -98,10 +98,7 @@ class Publishing:
         return answer
 
     def publish_together(self: Any, batch: Batch) -> None:
-        """Publish and record the rest of a batch: all in one step, or one by one if a queue has no room for all.
-
-        Raises what `basic_publish` raises. If they go one by one, the messages before the refused one are published.
-        """
+        """Publish and record the rest of a batch in one step, or one by one if a queue has no room for all."""
         if batch.are_published is None:
             self.send_together(batch)
         are_published, batch.are_published = batch.are_published, None

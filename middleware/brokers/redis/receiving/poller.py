@@ -24,7 +24,8 @@ class Poller(kombu_redis.MultiChannelPoller):
     def on_readable(self, fileno: int) -> Any:
         """Read for an armed channel even if it has no room: kombu would disconnect at a push."""
         channel, kind = self._fd_to_chan.get(fileno, (None, None))
-        if kind == "BRPOP" and channel.receiver is not None and fileno not in self._paused():
+        paused: Collection[int] = getattr(self, "_paused_brpop", ())  # kombu 5.6 has no such list
+        if kind == "BRPOP" and channel.receiver is not None and fileno not in paused:
             try:
                 return channel._brpop_read()  # noqa: SLF001 - kombu's handler
             except Empty:
@@ -36,11 +37,6 @@ class Poller(kombu_redis.MultiChannelPoller):
         for fileno in [each for each, watched in self._fd_to_chan.items() if watched == (channel, "BRPOP")]:
             del self._fd_to_chan[fileno]
             self.poller.unregister(fileno)
-
-    def _paused(self) -> Collection[int]:
-        """The connections that kombu does not read at present; kombu 5.6 has no such list."""
-        paused: Collection[int] = getattr(self, "_paused_brpop", ())
-        return paused
 
     def get(self, callback: Any, timeout: float | None = None) -> Any:
         """As kombu's, but wait at most until the next call of the script is due."""

@@ -76,10 +76,7 @@ class Receiver:
         return max(self._ask_at - time.monotonic(), 0.0)
 
     def seconds_to_rest(self) -> float:
-        """Seconds to wait for more free slots.
-
-        0 if a push has come, or if the worker holds at most twice as many messages as it runs at once: the pool may need more soon.
-        """
+        """Seconds to wait for more free slots; 0 after a push, or if the worker holds at most two messages for each process."""
         if self.is_woken or len(self.owner.held) <= 2 * self.processes():
             self._rest_until = None
             return 0.0
