@@ -1,7 +1,7 @@
-"""The context of a command: the app that was named, its settings and its broker, each made at its first use.
+"""The context of a command: the app, its settings and its broker, each loaded at its first use.
 
-Refuses, with one line that says what to do: a command that needs an app and has none, an app that cannot be imported, an app
-without `Redelivery(app)`, and a broker that does not answer.
+An error is one line that says what to do: the command needs an app, the app cannot be imported or has no `Redelivery(app)`, or the
+broker does not answer.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class Context:
-    """The `ctx.obj` of commands. `name` is the app's name as it was given; `app` is the Celery app, None if no app was given."""
+    """The `ctx.obj` of commands. `name` is the app's name as the user wrote it; `app` is None if the user named no app."""
 
     def __init__(
         self,
@@ -51,12 +51,12 @@ class Context:
         self._trial: Runtime | None = None
 
     def choose(self, name: str) -> None:
-        """Use this app instead of the one that the root was given."""
+        """Use the app of this name instead of the app of the root's `-A`."""
         self.name, self._given = name, None
 
     @cached_property
     def app(self) -> Celery | None:
-        """The app, with its tasks imported if the command looks at them. Raises `ConfigurationError`."""
+        """The app; its tasks are imported if the command needs them. Raises `ConfigurationError`."""
         app = _imported(self.name) if self._given is None and self.name is not None else self._given
         if app is not None and self._with_tasks:
             _import_tasks(app)
@@ -88,7 +88,7 @@ class Context:
 
     @cached_property
     def runtime_or_trial(self) -> Runtime:
-        """The app's installation; if it has none, one is made in this process only. Raises `ConfigurationError`."""
+        """The app's installation. If it has none, install one in this process only. Raises `ConfigurationError`."""
         if self.app is not None and getattr(self.app, "redelivery", None) is None:
             from redelivery.middleware.install import Redelivery  # noqa: PLC0415 - an app nearly always has it
 
@@ -102,25 +102,22 @@ class Context:
 
     @cached_property
     def transport(self) -> Transport:
-        """The transitions on the app's broker. Raises `BrokerUnavailable`, `BrokerError`.
-
-        `needs` says what this broker cannot do.
-        """
+        """The transitions on the app's broker. Raises `BrokerUnavailable`, `BrokerError`."""
         return reached(self.runtime)
 
     @property
     def delayed(self) -> DelayStore:
-        """The delay store on the app's broker. Raises as `transport`."""
+        """The delay store on the app's broker. Raises the errors of `transport`."""
         return needed(self._broker.delayed)
 
     @property
     def outcomes(self) -> OutcomeLog:
-        """The outcome log on the app's broker. Raises as `transport`."""
+        """The outcome log on the app's broker. Raises the errors of `transport`."""
         return needed(self._broker.outcomes)
 
     @property
     def audit(self) -> AuditStore | None:
-        """The audit on the app's broker, None if it keeps none. Raises as `transport`."""
+        """The audit on the app's broker; None if the broker keeps none. Raises the errors of `transport`."""
         return self._broker.audit
 
     @cached_property
@@ -130,11 +127,11 @@ class Context:
 
     @property
     def can_browse(self) -> bool:
-        """Whether a look at messages leaves no mark; otherwise messages are taken and given back."""
+        """Whether messages can be read without a mark. Otherwise the reader takes messages and gives them back."""
         return Capability.BROWSE_LETTERS_UNMARKED in self.transport.capabilities
 
     def needs(self, capability: Capability, instead: str) -> None:
-        """Refuse a broker without this capability. Raises `InputError` with the text `instead`, which says what to do."""
+        """Raise `InputError` if the broker lacks this capability. `instead` is the text of the error: it says what to do."""
         if capability not in self.transport.capabilities:
             raise InputError(instead)
 
@@ -143,13 +140,13 @@ pass_context = click.make_pass_decorator(Context)
 
 
 def exported_option(what: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """`--outcomes URI`, as `uri`: the place of an export whose events or records the command reads, too."""
+    """`--outcomes URI`, passed as `uri`: the command also reads what was exported there."""
     said = f"Read exported {what}, too. By default those in outcome_archive or outcome_export."
     return click.option("--outcomes", "uri", type=PLACE, metavar="URI", help=said)
 
 
 def json_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """`--json` behind a command's name; the root takes it too."""
+    """The option `--json` of a command. The root has the same option."""
 
     def store(ctx: click.Context, _: click.Parameter, value: bool) -> None:
         found = ctx.find_object(Context)
@@ -160,7 +157,7 @@ def json_option(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def general(command: click.Command) -> click.Command:
-    """The same command; it (of a group, each of its commands) now takes the root's options `-A`, `--wide` and `--color`, too."""
+    """Add the root's options `-A`, `--wide` and `--color` to a command, or to each command of a group. Returns the command."""
     if isinstance(command, click.Group):
         for each in command.commands.values():
             general(each)
@@ -179,13 +176,12 @@ def _choose_app(ctx: click.Context, _: click.Parameter, value: str | None) -> No
 
 
 def _imported(name: str) -> Celery:
-    """The app of this name, as `celery -A` finds it."""
     from celery import Celery  # noqa: PLC0415 - the command's help needs none
     from celery.app.utils import find_app  # noqa: PLC0415
 
     try:
         found = find_app(name)
-    except (Exception, SystemExit) as exc:  # an app that exits does not choose the exit code of the command
+    except (Exception, SystemExit) as exc:  # an app that exits must not set the command's exit code
         where = _place(exc)
         msg = f"the app {name!r} cannot be imported: {type(exc).__name__}: {exc}{where}"
         raise ConfigurationError(msg) from exc
@@ -204,7 +200,7 @@ def _import_tasks(app: Celery) -> None:
 
 
 def _place(exc: BaseException) -> str:
-    """The last line of the user's own code in the traceback, as text; empty if there is none."""
+    """The last place in the user's own code in the traceback, as text; empty if there is none."""
     trace, here = exc.__traceback__, ""
     while trace is not None:
         file = trace.tb_frame.f_code.co_filename

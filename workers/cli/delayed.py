@@ -1,7 +1,4 @@
-"""`redelivery delayed`: look at the messages in the delay store, cancel, promote and reschedule them.
-
-Refuses a task that is not delayed, and a time that cannot be read. Every command that changes something takes `--dry-run`.
-"""
+"""`redelivery delayed`: look at the messages in the delay store, cancel, promote and reschedule them."""
 
 from __future__ import annotations
 
@@ -127,7 +124,7 @@ def show(context: Context, task_id: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Doing:
-    """What is done, by whom and why; `words` are the verbs of the result, done and as a dry run."""
+    """An act, its actor and their reason. `words` has the verb of the result, and the verb of a dry run."""
 
     act: Act
     actor: str
@@ -138,7 +135,7 @@ class _Doing:
 def _change(
     context: Context, task_ids: Sequence[str], change: Callable[[Delayed], Answer], doing: _Doing, *, dry_run: bool
 ) -> None:
-    """Change the delayed messages of these tasks one by one, record who did it, and print the result."""
+    """Change the delayed messages of these tasks one by one, record the act in the audit, and print the result."""
     found = [each for task_id in task_ids for each in _found(context, task_id)]
     for each in found:
         delayed_changes.changeable(each)
@@ -290,7 +287,7 @@ def _moment(text: str) -> int:
         ms = round((read if read.tzinfo is not None else read.replace(tzinfo=UTC)).astimezone(UTC).timestamp() * 1000)
     except (ValueError, OverflowError):
         ms = -1
-    if ms < 0:  # before 1970 is a slip, such as 0026 for 2026
+    if ms < 0:  # a time before 1970 is a typing error, such as 0026 for 2026
         msg = f"{text!r} is not a time: write it as 2026-07-01T08:00:00Z"
         raise InputError(msg)
     return ms

@@ -1,7 +1,7 @@
-"""The command `redelivery`, by itself (`redelivery -A shop …`) and as a command of Celery's (`celery -A shop redelivery …`).
+"""The command `redelivery` (`redelivery -A shop …`), also as a command of Celery's (`celery -A shop redelivery …`).
 
 Every error that a user can cause is one line on stderr, with exit code 2; a traceback is a bug. An interrupted command ends with
-130. The module of a command is imported when the command is used, so only the commands that need Spark wait for its import.
+130. A command's module is imported when the command runs, so only commands that need Spark wait for its import.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 ERROR, INTERRUPTED = 2, 130
-#: Optional packages that some commands need, and the extra that installs each; the other commands work without them.
+#: Module of an optional package → the extra that installs it.
 EXTRAS = {
     "pyarrow": "export",
     "pyspark": "books",
@@ -37,10 +37,10 @@ EXTRAS = {
     "prometheus_client": "metrics",
 } | dict.fromkeys(("starlette", "uvicorn", "a2wsgi", "anyio"), "web")
 
-#: Commands that look at single tasks: the modules of the app's tasks are imported for them.
+#: Commands that need the modules of the app's tasks.
 WITH_TASKS = {"adopt", "doctor", "policy", "task", "web"}
 
-#: Command → its module and name there, and its line in the help of `redelivery`.
+#: Command → its module and attribute, and its line in the help of `redelivery`.
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "adopt": ("redelivery.workers.cli.app.adopt:adopt", "What will change for each task of this app."),
     "audit": ("redelivery.workers.cli.ops.audit:audit", "What operators did: who, when, what, and with what result."),
@@ -62,10 +62,10 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
 
 
 class Root(click.Group):
-    """The root: knows its commands by name, and turns errors into one line and an exit code."""
+    """The root command. It imports the other commands, and turns errors into one line and an exit code."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
-        """All names."""
+        """List the names of all commands."""
         return sorted(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -77,12 +77,12 @@ class Root(click.Group):
             return general(getattr(importlib.import_module(module), attribute))
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's signature
-        """The list of commands, without importing them."""
+        """Write the list of commands without importing them."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, help_text) for name, (_, help_text) in sorted(COMMANDS.items())])
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read the root's own options. Refuses words that are not UTF-8: neither a broker nor a URI can have them."""
+        """Read the root's own options. Refuse words that are not UTF-8: no name in a broker and no URI can have them."""
         with _Errors(ctx):
             for word in args:
                 if any("\ud800" <= char <= "\udfff" for char in word):
@@ -125,7 +125,7 @@ class _Errors:
 
 
 def message_of(exc: BaseException) -> str | None:
-    """The line for the user about this error; None for a bug."""
+    """The line that tells the user about this error; None for a bug."""
     if isinstance(exc, RedeliveryError):
         return str(exc)
     if isinstance(exc, click.ClickException):
@@ -154,7 +154,7 @@ def redelivery(ctx: click.Context, name: str | None, as_json: bool) -> None:
     given = None if ctx.parent is None or name is not None else getattr(ctx.parent.obj, "app", None)
     ctx.obj = Context(name, given, as_json=as_json, with_tasks=ctx.invoked_subcommand in WITH_TASKS)
     if as_json:
-        # These two commands have their own option `--json`, so that they also run without this root.
+        # These two commands also run without this root, so they have their own option `--json`.
         ctx.default_map = {"policy": {"explain": {"as_json": True}}, "reconcile": {"as_json": True}}
 
 
@@ -165,7 +165,7 @@ def main() -> None:
     """The console script."""
     run: Callable[..., Any] = redelivery
     sys.stdin, sys.stdout, sys.stderr = (
-        stream or open(os.devnull, mode)  # noqa: PTH123, SIM115 - for the whole process: the shell has closed the stream
+        stream or open(os.devnull, mode)  # noqa: PTH123, SIM115 - the shell has closed the stream
         for stream, mode in ((sys.stdin, "r"), (sys.stdout, "w"), (sys.stderr, "w"))
     )
     try:

@@ -1,8 +1,7 @@
 """`redelivery reconcile`: read the exported books, judge every life, say whether the books balance.
 
-Needs no app and no broker. `spark-submit` also runs this file. Exit code 0: the books balance; 1: they do not; 2: an input cannot
-be used; 130: interrupted. The progress goes to standard error: on a terminal one line that changes, elsewhere a line for each
-stage, with `--quiet` nothing.
+It needs no app and no broker, and `spark-submit` can run this file. Exit code 0: the books balance; 1: they do not; 2: an input
+cannot be used; 130: interrupted. The progress goes to stderr: one changing line on a terminal, one line for each stage otherwise.
 """
 
 from __future__ import annotations
@@ -42,16 +41,16 @@ _DAY_MS = 86_400_000
 
 #: `spark-submit` sets this variable for the program that it starts.
 _SUBMITTED = "PYSPARK_GATEWAY_PORT"
-#: With `--all`, an event is so many times the work, because no life is left out early.
-_ALL = 4
-#: Books with less than this to read (bytes) are small: some 25,000 events.
-_SMALL = 2 * 2**20
-#: How many lives are shown if the books do not balance.
-_WORST = 10
-#: For what py4j logs: an interrupted call, with its traceback. Without a handler, Python would print it.
-_NOWHERE = logging.NullHandler()
-#: Seconds between two looks at the clock, on a terminal.
-_TICK = 0.2
+#: The work for one event with `--all`, relative to a run without it: no life can be left out early.
+_ALL_LIVES_FACTOR = 4
+#: Books with less input than this (bytes) are small: about 25,000 events.
+_MAX_SMALL_BYTES = 2 * 2**20
+#: The maximum number of lives that are printed if the books do not balance.
+_MAX_WORST = 10
+#: py4j logs the traceback of an interrupted call. Without a handler, Python would print it.
+_NULL_HANDLER = logging.NullHandler()
+#: Seconds between two updates of the progress on a terminal.
+_UPDATE_INTERVAL = 0.2
 
 
 class Moment(click.ParamType[int]):
@@ -75,17 +74,15 @@ def _milliseconds(moment: datetime) -> int:
     return round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
-class _ByItself(click.Command):
-    """A command that also runs without `redelivery`: a wrong option is still an error of one line, which names the right help."""
+class _Standalone(click.Command):
+    """A command that also runs without the root `redelivery`. A wrong option is still an error of one line."""
 
     def main(self, *args: Any, **given: Any) -> Any:
-        """Run the command. Under `spark-submit` the program's name is that of this file."""
         if _SUBMITTED in os.environ:
             given.setdefault("prog_name", f"spark-submit {Path(sys.argv[0]).name}")
         return super().main(*args, **given)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read its options."""
         try:
             return super().parse_args(ctx, args)
         except click.UsageError as exc:
@@ -94,7 +91,7 @@ class _ByItself(click.Command):
             _refuse(usage_message(exc))
 
 
-@click.command(cls=_ByItself)
+@click.command(cls=_Standalone)
 @click.option(
     "--outcomes", type=PLACE, required=True, metavar="URI", help="Exported outcome events: a folder or file, Parquet or JSON lines."
 )
@@ -142,14 +139,14 @@ def reconcile(*, grace: float, keep: float, as_json: bool, quiet: bool, **given:
 
 
 def _reconciled(progress: Progress, size: Size | None, **books: Any) -> Summary:
-    """The summary of these books. If there is none, prints why and ends the process."""
+    """Reconcile these books. On an error, print the reason and end the process."""
     try:
         with progress, _terminable():
             _check_places({"outcome events": books["outcomes"], "inventory": books["inventory"]})
             progress.say(_beginning(books["outcomes"], size))
             from ..reconciliation.job import Books  # noqa: PLC0415 - pyspark is an optional dependency
 
-            are_small = size is not None and size.bytes < _SMALL
+            are_small = size is not None and size.bytes < _MAX_SMALL_BYTES
             return _run(Books(are_small=are_small, **books), progress, size)
     except ImportError as exc:
         _refuse(f"the books need PySpark ({exc}): install redelivery[books]")
@@ -161,7 +158,7 @@ def _reconciled(progress: Progress, size: Size | None, **books: Any) -> Summary:
 
 
 def _run(books: Books, progress: Progress, size: Size | None) -> Summary:
-    """Start Spark, reconcile, stop Spark. Raises `InputError` for every error of Spark's."""
+    """Start Spark, reconcile, stop Spark. Raises `InputError` for an error of Spark's."""
     from ..reconciliation.job import reconcile as run  # noqa: PLC0415 - as above
     from ..reconciliation.spark.session import (  # noqa: PLC0415 - pyspark is an optional dependency
         FAULTS,
@@ -169,11 +166,11 @@ def _run(books: Books, progress: Progress, size: Size | None) -> Summary:
         session,
     )
 
-    logging.getLogger().addHandler(_NOWHERE)
+    logging.getLogger().addHandler(_NULL_HANDLER)
     with tempfile.TemporaryDirectory(prefix="redelivery-reconcile-") as folder:
         log = Path(folder) / "spark.log"
         try:
-            to_read = None if size is None else size.bytes * (_ALL if books.all_lives else 1)
+            to_read = None if size is None else size.bytes * (_ALL_LIVES_FACTOR if books.all_lives else 1)
             with session(input_bytes=to_read, log=log) as spark:
                 return run(spark, books, progress.say)
         except FAULTS as exc:
@@ -183,7 +180,7 @@ def _run(books: Books, progress: Progress, size: Size | None) -> Summary:
 
 
 class Progress:
-    """Shows the present step, and for how many seconds the command has run."""
+    """Shows the current step, and how many seconds the command has run."""
 
     def __init__(self, *, is_quiet: bool = False) -> None:
         self._is_quiet, self._is_terminal = is_quiet, sys.stderr.isatty()
@@ -203,7 +200,7 @@ class Progress:
             click.echo("\r\x1b[K", nl=False, err=True)
 
     def say(self, text: str) -> None:
-        """Show this as the present step."""
+        """Show this as the current step."""
         self._text = harmless(text)
         if not self._is_quiet and not self._is_terminal:
             click.echo(self._line(), err=True)
@@ -212,7 +209,7 @@ class Progress:
         while True:
             width = shutil.get_terminal_size().columns
             click.echo(f"\r\x1b[K{self._line()[: width - 1]}", nl=False, err=True)
-            if self._ended.wait(_TICK):
+            if self._ended.wait(_UPDATE_INTERVAL):
                 return
 
     def _line(self) -> str:
@@ -220,20 +217,20 @@ class Progress:
 
 
 class Size(NamedTuple):
-    """How many files there are to read, and how many bytes they have."""
+    """The number of files to read, and of their bytes."""
 
     files: int
     bytes: int
 
 
 def _local_size(*uris: str) -> Size | None:
-    """How much there is to read; None if an input is not on this machine's file system."""
+    """The size of all inputs; None if one is not on this machine's file system."""
     paths = [_local(uri) for uri in uris]
     found: list[int] = []
     for path in paths:
         if path is None:
             return None
-        # A hidden file may be one that an export writes now, and be gone before its size is read.
+        # Skip hidden files: an export may be writing one, and it may disappear before its size is read.
         files = (each for each in path.rglob("*") if not each.name.startswith(".")) if path.is_dir() else [path]
         found += [each.stat().st_size for each in files if each.is_file()]
     return Size(len(found), sum(found))
@@ -246,7 +243,7 @@ def _local(uri: str) -> Path | None:
 
 
 def _check_places(places: dict[str, str]) -> None:
-    """Raise `InputError`, before Spark starts, if a local path does not exist. On a cluster only Hadoop knows what a path means."""
+    """Raise `InputError` if a local path does not exist, before Spark starts. On a cluster only Hadoop can resolve a path."""
     if {_SUBMITTED, "HADOOP_CONF_DIR"} & set(os.environ):
         return
     for what, uri in places.items():
@@ -270,8 +267,8 @@ def _show_worst(output: str) -> None:
 
     shown = harmless(output.rstrip("/"))
     try:
-        page = page_of(output, verdicts=DISCREPANCIES, limit=_WORST)
-    except (ImportError, InputError):  # pyarrow cannot read the place to which Spark has written
+        page = page_of(output, verdicts=DISCREPANCIES, limit=_MAX_WORST)
+    except (ImportError, InputError):  # pyarrow cannot read Spark's output there
         click.echo(f"\nEach life that is wrong is listed in {shown}/verdicts.")
     else:
         heading = f"The worst {len(page.lives)} of {page.total:,}:" if page.next else "What is wrong:"
@@ -286,7 +283,7 @@ def _refuse(text: str) -> NoReturn:
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """Treat SIGTERM as an interruption, so that no half-written output is left."""
+    """Treat SIGTERM as an interruption, so that no incomplete output is left."""
     before = signal.signal(signal.SIGTERM, _interrupt)
     try:
         yield
@@ -295,7 +292,7 @@ def _terminable() -> Iterator[None]:
 
 
 def _is_of_an_interruption(exc: BaseException | None) -> bool:
-    """Whether an interruption caused this error: during a call to Java it breaks the connection, and another error follows."""
+    """Whether an interruption caused this error. During a call to Java it breaks the connection, which raises another error."""
     while exc is not None and not isinstance(exc, KeyboardInterrupt):
         exc = exc.__cause__ or exc.__context__
     return exc is not None

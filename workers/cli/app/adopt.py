@@ -1,7 +1,6 @@
 """`redelivery adopt`: what will change for each task, before anything changes.
 
-It works on an app with or without `Redelivery(app)`, and asks no broker. The exit code is 0 even if there is something to look at,
-because nothing is wrong yet.
+The app needs no `Redelivery(app)` and no broker. The exit code is 0 even if something needs a look, because nothing is wrong yet.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ COLUMNS = (
     Column("dead letters", 1, keeps_end=True),
     Column("which", 4, 16),
 )
-#: Tasks that a line on a terminal names; a line elsewhere names all.
+#: The maximum number of tasks that one line on a terminal names. Other output names all.
 MAX_NAMED = 3
 UNEDITED = "The app has no Redelivery(app) yet: this is what those two lines would change."
 
@@ -81,7 +80,6 @@ def _lines(found: Adoption, *, is_installed: bool) -> Iterator[str]:
 
 
 def _grouped(pairs: Iterable[tuple[Key, str]]) -> dict[Key, list[str]]:
-    """The tasks of each key, in their order."""
     groups: dict[Key, list[str]] = {}
     for key, task in pairs:
         groups.setdefault(key, []).append(task)

@@ -52,7 +52,7 @@ def doctor(ctx: click.Context, context: Context, ignored: tuple[str, ...], timeo
     if timeout <= 0:
         msg = "--timeout: give more than 0 seconds"
         raise InputError(msg)
-    context.transport  # noqa: B018 - if the broker does not answer, this raises an error of one line
+    context.transport  # noqa: B018 - raises if the broker does not answer
     diagnosis = examine(context.runtime, context.name or context.runtime.app.main or "APP", timeout)
     found = [each for each in diagnosis.findings if each.name not in ignored]
     with while_read():

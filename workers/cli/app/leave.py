@@ -32,7 +32,7 @@ def leave(context: Context, *, dry_run: bool, yes: bool, actor: str, why: str) -
         "on RabbitMQ nothing need be handed back: delayed messages go to their queues by themselves, and plain workers take them; "
         "`redelivery dlq` and `redelivery outcomes export` deal with what else is left"
     )
-    context.needs(Capability.LEASES, instead)  # errors of the broker are reported before the question is asked
+    context.needs(Capability.LEASES, instead)  # report errors of the broker before asking the question
     if not (dry_run or yes or is_terminal()):
         raise click.UsageError(NEEDS_YES)
     if not (dry_run or yes) and not click.confirm("Give all delayed messages back to plain Celery?", err=True):

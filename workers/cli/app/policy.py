@@ -52,7 +52,7 @@ def explain(obj: Any, queue: str, task: str | None, *, as_json: bool) -> None:
 
 
 def _notice_names(app: Any, queue: str, task: str | None) -> None:
-    """Say on stderr which names may be misspelt. They are no errors: a queue or task may have a policy before it exists."""
+    """Warn on stderr about unknown names. They are not errors: a queue or task may have a policy before it exists."""
     asked = (("queue", queue, set(app.amqp.queues)), ("task", task, set(app.tasks)))
     for kind, name, known in asked:
         if name is not None and name not in known and (near := suggestion(name, known)):

@@ -1,4 +1,4 @@
-"""`redelivery books`: what a run of `reconcile` found, life by life. Needs neither Spark nor an app."""
+"""`redelivery books`: what a run of `reconcile` found, life by life. It needs no Spark and no app."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..context import Context, json_option, pass_context
 from ..terminal.output import OneOf, print_json
 from ..terminal.screen import screen_width
 
-#: The greatest values of `--limit` and `--after`.
+#: The maximum of `--limit` and `--after`.
 MAX_LIVES = 10**12
 
 

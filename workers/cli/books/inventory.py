@@ -58,13 +58,13 @@ def export(context: Context, uri: str, kind: str, *, look: bool, messages: bool 
         write_text,
     )
 
-    context.transport  # noqa: B018 - raises before the walk if the broker does not answer
+    context.transport  # noqa: B018 - raises if the broker does not answer
     looked_ms = context.transport.now_ms()
     taken = take(context.runtime, look=look)
     has_messages = is_on_this_machine(uri) if messages is None else messages
     rows = taken.rows(redact=context.settings.redact or not has_messages)
     write_rows(rows, uri, INVENTORY, name="inventory", format="jsonl" if kind == "jsonl" else "parquet")
-    remove(uri, f"inventory.{'parquet' if kind == 'jsonl' else 'jsonl'}")  # an earlier file of the other kind would be read as well
+    remove(uri, f"inventory.{'parquet' if kind == 'jsonl' else 'jsonl'}")  # otherwise `reconcile` would read an older file, too
     written = {"file": f"inventory.{kind}", "bytes": size_of(uri, f"inventory.{kind}")}
     app = context.runtime.app
     whose = {"app": str(app.main or ""), "broker": scrubbed(app.connection_for_write().as_uri())}

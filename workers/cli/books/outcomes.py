@@ -67,7 +67,7 @@ def tail(context: Context, limit: int, *, is_followed: bool) -> None:
 
 
 def events_table(events: Sequence[Event], *, of_one_task: bool = False, **layout: Any) -> str:
-    """A line for each event: when, which outcome, of which task, and the other details."""
+    """One line for each event. `layout` goes to `table`; `of_one_task` leaves the task's columns out."""
     shown = [at for at, column in enumerate(EVENTS) if not (of_one_task and column.heading in {"task id", "task"})]
     rows = [[row[at] for at in shown] for row in map(_row, events)]
     return table(rows, [EVENTS[at] for at in shown], **layout)
@@ -87,7 +87,7 @@ def _row(event: Event) -> tuple[str, ...]:
 
 
 def _keep_exporting(context: Context, uri: str, kind: str, every: float) -> int:
-    """Run an exporter until a signal comes. Returns the exit code."""
+    """Run an exporter until a signal arrives. Returns the exit code."""
     if every < 1:
         msg = "--every: give 1s or more"
         raise InputError(msg)

@@ -1,1 +1,1 @@
-"""Dead letters on the command line: `redelivery dlq`, the options that choose among them, and how one is shown."""
+"""Dead letters on the command line: `redelivery dlq`, its filter options, and dead letters as text."""

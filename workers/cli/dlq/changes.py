@@ -1,7 +1,7 @@
-"""`redelivery dlq purge|move`, and the common parts of all commands that change dead letters.
+"""`redelivery dlq purge|move`, and what all commands share that change dead letters.
 
-All of them take the same filters, `--dry-run`, `--limit` and `--yes`. They refuse a name that is no dead-letter queue, and a call
-that does not choose letters. On a terminal they ask first.
+They take the same filters, `--dry-run`, `--limit` and `--yes`, and ask first on a terminal. They refuse a name that is not a
+dead-letter queue, and a call without a filter.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from ...operations.letters.walk import Walked
 
-#: The most targets of a redrive that a line names.
+#: The maximum number of target queues that one line names.
 MAX_TARGETS = 20
 
 
@@ -50,7 +50,7 @@ changing = together(
 
 
 def is_agreed(options: dict[str, Any], expect: Callable[[], Walked], question: str, *, is_asked: bool) -> bool:
-    """Ask a person at a terminal, unless the letters are named with `--id`. Without a terminal, nobody is asked."""
+    """Ask for confirmation. True without a question if stdin is not a terminal, or if `--id` names the letters."""
     if not is_asked or options["task_ids"] or not is_terminal():
         return True
     expected = expect()
@@ -64,7 +64,7 @@ def is_agreed(options: dict[str, Any], expect: Callable[[], Walked], question: s
 
 
 def targets_of(done: Redrive) -> str:
-    """The queues to which a redrive sends letters, with the numbers of letters, the greatest first."""
+    """The target queues of a redrive and their numbers of letters, the largest first."""
     named = [f"{safe(target)} {count}" for target, count in done.by_target.most_common(MAX_TARGETS)]
     others = len(done.by_target) - MAX_TARGETS
     return ", ".join([*named, f"and {others} more"] if others > 0 else named)
@@ -201,7 +201,7 @@ def move_(
 
 
 def tell_walk(done: Walked, verb: str, *notes: str, cannot: str = "") -> None:
-    """Print how many letters went, the notes, and which letters stayed."""
+    """Print how many letters were moved, the notes, and how many letters stayed."""
     name = safe(done.dead_letter_queue)
     if not done.matched:
         say(f"No dead letter of {name} was chosen; {counted(done.looked_at, 'was', 'were')} looked at.")
@@ -212,7 +212,7 @@ def tell_walk(done: Walked, verb: str, *notes: str, cannot: str = "") -> None:
 
 
 def tell_left(done: Walked, cannot: str = "") -> None:
-    """Print how many letters stayed, and why, and how many had left the queue otherwise."""
+    """Print how many letters stayed, and why, and how many had already left the queue."""
     for why, count in done.left.most_common():
         say(f"{counted(count, 'dead letter', 'dead letters')} {cannot}{'stays' if count == 1 else 'stay'}: {safe(why)}.")
     if done.gone:

@@ -1,7 +1,4 @@
-"""The options that choose among dead letters, for all commands that work on chosen letters.
-
-Refuses a call without a choice, and `--all` together with a filter.
-"""
+"""The options that choose dead letters: filters and `--all`."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ if TYPE_CHECKING:
     from ..context import Context
 
 
-#: The options that choose among dead letters, in the order in which the help shows them.
+#: In the order in which the help shows them.
 choosing = together(
     click.option(
         "--id",
@@ -43,7 +40,7 @@ choosing = together(
 
 
 def require_choice(options: dict[str, Any], *, dry_run: bool = False) -> None:
-    """Raise click's usage error if no letters are chosen, or if `--all` and filters are given; a dry run may leave both out."""
+    """Raise click's usage error without a filter and `--all`, or with both. A dry run without both means `--all`."""
     filters = has_choice(options)
     if dry_run and not filters:
         options["everything"] = True
@@ -56,12 +53,12 @@ def require_choice(options: dict[str, Any], *, dry_run: bool = False) -> None:
 
 
 def has_choice(options: dict[str, Any]) -> bool:
-    """Whether a filter is given."""
+    """Whether the call has a filter."""
     return any(value not in (None, ()) for name, value in options.items() if name != "everything")
 
 
 def require_found(context: Context, name: str, options: dict[str, Any]) -> None:
-    """Called if no dead letter was chosen: raise `InputError` if ids were given, or a task that the app does not have."""
+    """If no letter matched: raise `InputError` if the call named ids, or a task that the app does not have."""
     if options["task_ids"]:
         of_them = f"{', '.join(options['task_ids'])}{hint(options['task_ids'])}"
         msg = f"{name!r} holds no dead letter of task {of_them}: `redelivery task show` says where a task is"
@@ -70,7 +67,7 @@ def require_found(context: Context, name: str, options: dict[str, Any]) -> None:
 
 
 def require_tasks(context: Context, said: str, tasks: Sequence[str]) -> None:
-    """Called if nothing was chosen: raise `InputError`, beginning with `said`, if a task is no pattern and not one of the app's."""
+    """If nothing matched: raise `InputError`, with `said` first, if the app has no task of such a name. Patterns are skipped."""
     for task in tasks:
         if not set("*?[") & set(task) and task not in (names := context.task_names()):
             msg = f"{said} of task {task!r}, and the app has no such task{suggestion(task, names)}"

@@ -1,7 +1,6 @@
 """`redelivery dlq`: look at dead letters, send them back, move and remove them.
 
-Payloads are shown escaped, and decoded only if they are JSON; with the setting `redact` they are not shown. Exported files are
-complete. Refused: a name that is no dead-letter queue, and a command that changes letters without choosing them.
+Only JSON payloads are decoded; all others are shown escaped. The setting `redact` hides payloads, but not in exported files.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 
     from ...ports import DeadLetterQueue
 
-#: Reasons that a listing on a terminal names.
+#: The maximum number of reasons that a line on a terminal names.
 MAX_REASONS = 3
 QUEUES = (
     Column("dead-letter queue", 2, 20, keeps_end=True),

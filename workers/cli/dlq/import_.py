@@ -1,7 +1,4 @@
-"""`redelivery dlq import`: dead letters that RabbitMQ itself made go into the books, and to the dead-letter queue of their origin.
-
-Refused: Redis, which makes no dead letters by itself, and a queue that the app consumes.
-"""
+"""`redelivery dlq import`: record the dead letters that RabbitMQ itself made, and move them to the DLQ of their origin."""
 
 from __future__ import annotations
 

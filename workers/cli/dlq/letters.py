@@ -1,7 +1,6 @@
 """Dead letters as text: tables, and one letter in full with its history, the failure and the arguments.
 
-Arguments are decoded only if they are JSON. A body that is not decoded is shown as its bytes, escaped. With the setting `redact`,
-the texts of a letter are hidden (`redaction`), and its body is not shown.
+A body that is not JSON is shown as escaped bytes. The setting `redact` hides the body and the texts of a letter (`redaction`).
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
     from ...letters import Letter
 
-#: The name in `unreadable` of the time at which a letter died.
+#: The name of a letter's time of death in `unreadable`.
 DIED = "deaths.last"
 LETTERS = (
     Column("task id", is_id=True),
@@ -43,12 +42,12 @@ DEATHS = (
     Column("reason", 3, 9, is_coloured=True),
     "times",
 )
-#: The most characters of one value that are shown as text; JSON shows all.
+#: The maximum number of characters of one value as text. JSON has all of them.
 MAX_SHOWN = 4096
 
 
 def as_table(letters: Sequence[Letter], now_ms: int) -> str:
-    """One line for each letter; the caller has redacted the letters, if they must be."""
+    """One line for each letter. The caller redacts the letters first if necessary."""
     rows = []
     for letter in letters:
         row = letter.to_row()
@@ -59,7 +58,7 @@ def as_table(letters: Sequence[Letter], now_ms: int) -> str:
 
 
 def exception_of(kind: str, message: str) -> str:
-    """An exception on one line: the last word of its class, and its message."""
+    """An exception on one line: its class without the module, and its message."""
     return f"{kind.rpartition('.')[2]}: {message}" if message else kind
 
 
@@ -120,7 +119,7 @@ def _death(each: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def arguments(letter: Letter, *, redact: bool) -> str:
-    """The arguments as JSON, a line each, or why they are not shown."""
+    """The arguments as JSON, one line each, or the reason why they are not shown."""
     if redact:
         return HIDDEN
     body = letter.body()
@@ -134,7 +133,7 @@ def arguments(letter: Letter, *, redact: bool) -> str:
 
 
 def _escaped(data: bytes) -> str:
-    """Bytes as Python writes them, so that a terminal executes no control character in them."""
+    """Bytes as a Python literal, so that no control character reaches the terminal."""
     shown = repr(data[:MAX_SHOWN])[2:-1]
     return shown if len(data) <= MAX_SHOWN else f"{shown}… ({len(data)} bytes; all with --json)"
 

@@ -1,7 +1,6 @@
-"""`redelivery dlq redrive`: chosen dead letters go back; a guard may stop this if letters die again.
+"""`redelivery dlq redrive`: send dead letters back. A guard may stop the redrive if letters die again.
 
-A redrive that its guard stopped is an error: exit code 2, after the counts. With `--with`, a letter gets new values from a file;
-`dlq export NAME --id ID` prints such a file.
+A redrive that its guard stopped is an error: exit code 2, after the counts.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
 
 
 def edit_of(file: IO[str] | None, task_ids: Sequence[str], queue: str | None) -> Edit | None:
-    """The changes of the file and of `--to`; None if neither is given."""
+    """The changes by the file of `--with` and by `--to`; None without both options."""
     if file is None:
         return None if queue is None else Edit(queue=queue)
     if len(task_ids) != 1:
@@ -176,7 +175,7 @@ def redrive_(
 
 
 def _edited(transport: Transitions, name: str, edit: Edit | None, task_ids: Collection[str]) -> dict[str, Any]:
-    """The changed fields of a dead letter that an operator edits, for the audit. Empty if the broker keeps no audit."""
+    """The fields of a dead letter that the operator changed, for the audit. Empty if the broker keeps no audit."""
     if edit is None or edit == Edit(queue=edit.queue) or broker_of(transport).audit is None:
         return {}
     found = needed(broker_of(transport).letters).found(name, task_ids)
@@ -185,7 +184,7 @@ def _edited(transport: Transitions, name: str, edit: Edit | None, task_ids: Coll
 
 
 def _require_sense(wanted: Options, *, is_edited: bool, detach: bool) -> None:
-    """Raise click's usage error if two options contradict each other, or if an option needs another one."""
+    """Raise click's usage error if options contradict each other, or if an option needs another."""
     if (wanted.abort_after is not None or wanted.abort_share is not None) and wanted.rate is None:
         option = "--abort-share" if wanted.abort_after is None else "--abort-after"
         msg = f"{option} needs a --rate, such as 50/s: without one, all dead letters are sent before the first can die again"
@@ -199,7 +198,7 @@ def _require_sense(wanted: Options, *, is_edited: bool, detach: bool) -> None:
 
 
 def _require_queues(context: Context, name: str, wanted: Options) -> None:
-    """Raise `InputError` if there is no such dead-letter queue, or if dead letters cannot be sent to the queue of `--to`."""
+    """Raise `InputError` if there is no such dead-letter queue, or if `--to` names a queue that cannot take its letters."""
     dead_letters.required(context.runtime, name)
     if wanted.to is None:
         return

@@ -1,4 +1,4 @@
-"""For every command that changes something: who does it and why, and whether a person can be asked."""
+"""Options of every command that changes something: who does it and why, and whether a worker does it."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from ..terminal.options import together
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-#: The error of a command that cannot be undone, without `--yes` and without a terminal to ask on.
+#: The error of a command that cannot be undone, if it has no `--yes` and no terminal.
 NEEDS_YES = "this cannot be undone, and there is no terminal to ask on: say --yes, or try --dry-run first"
 
 
 def is_terminal() -> bool:
-    """Whether a person can be asked."""
+    """Whether the command can ask a person."""
     return sys.stdin is not None and sys.stdin.isatty()
 
 
-#: The options `--as` and `--why`; the default of `--as` is the user of the operating system.
+#: The options `--as` and `--why`.
 acting = together(
     click.option("--as", "actor", metavar="NAME", default=os_user, help="Who does it, for the audit. By default your user name."),
     click.option("--why", default="", metavar="TEXT", help="Why, for the audit."),

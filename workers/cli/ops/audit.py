@@ -1,7 +1,6 @@
 """`redelivery audit`: what operators did: who, when, what, on which messages, why, and with what result.
 
-It lists the records of operations and commands, or the events that have an actor. Those that the broker no longer has are read from
-an export.
+It lists the audit's records, or the outcome events that have an actor. It reads older ones from an export.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`redelivery ops`: see, pause, resume and abort the operations that the broker keeps and a worker carries out.
 
-They are begun with `--detach` (`dlq redrive`, `dlq move`, `dlq purge`, `delayed cancel`), or on the page.
+`--detach` begins one (`dlq redrive`, `dlq move`, `dlq purge`, `delayed cancel`), or the operator's page.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def _how_far(found: Operation) -> str:
 
 
 def tell_begun(context: Context, begun: Operation) -> None:
-    """Print that an operation was begun, and how to follow it."""
+    """Print that an operation has begun, and how to follow it."""
     if context.as_json:
         print_json(begun.to_dict())
         return

@@ -1,4 +1,4 @@
-"""`redelivery dispatcher`: the dispatcher as a separate process, for fleets whose workers do not run it."""
+"""`redelivery dispatcher`: the dispatcher as a separate process."""
 
 from __future__ import annotations
 

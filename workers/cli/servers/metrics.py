@@ -31,7 +31,7 @@ def metrics(ctx: click.Context, context: Context, listen: tuple[str, int] | None
     http and without a password. If the broker does not answer, the page is a 503. SIGTERM ends the command with exit code 0, SIGINT
     with 130. Everything but --json needs the extra `metrics`.
     """
-    context.transport  # noqa: B018 - if the broker does not answer, this raises an error of one line
+    context.transport  # noqa: B018 - raises if the broker does not answer
     if listen is not None:
         if context.as_json:
             msg = "--listen serves Prometheus' own format: leave out --json"
@@ -46,7 +46,7 @@ def metrics(ctx: click.Context, context: Context, listen: tuple[str, int] | None
 
 
 def _serve(context: Context, host: str, port: int) -> int:
-    """Serve until a signal comes. Returns the exit code."""
+    """Serve until a signal arrives. Returns the exit code."""
     from ...operations.metrics.collector import Families, page_of  # noqa: PLC0415 - as above
 
     living = Living(context.runtime.settings.lease)

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-#: The signals that end a command which runs until it is stopped.
 ENDING = {signal.SIGINT, signal.SIGTERM}
 
 
 def served(start: Callable[[], object], stop: Callable[[], object]) -> int:
     """Start, wait for a signal, stop. Returns the exit code."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    # `sigwait` needs blocked signals. They are blocked before threads begin, because a thread inherits this.
+    # `sigwait` needs blocked signals. Block them before any thread starts: a thread inherits the mask.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
     try:
         start()
@@ -29,7 +28,7 @@ def served(start: Callable[[], object], stop: Callable[[], object]) -> int:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach that address."""
+    """Whether only this machine can reach the address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 
 HOST, PORT = "127.0.0.1", 5151
-#: The least number of characters of a token in `--token-file`.
-LEAST_TOKEN = 16
+#: The minimum length of the token in `--token-file`.
+MIN_TOKEN_LENGTH = 16
 
 
 @click.command()
@@ -104,14 +104,14 @@ def _token(file: Path | None) -> str:
     if file is None:
         return secrets.token_urlsafe(32)
     token = file.read_text(encoding="utf-8").strip()
-    if len(token) < LEAST_TOKEN:
-        msg = f"{file}: a token has {LEAST_TOKEN} characters or more, so that nobody guesses it"
+    if len(token) < MIN_TOKEN_LENGTH:
+        msg = f"{file}: a token has {MIN_TOKEN_LENGTH} characters or more, so that nobody guesses it"
         raise InputError(msg)
     return token
 
 
 def _names(host: str) -> set[str]:
-    """The host names that requests to this address may carry; IP addresses need not be listed."""
+    """The host names that requests to this address may have. IP addresses need not be listed."""
     return {"localhost", host} if is_loopback(host) else {"localhost", host, socket.gethostname(), socket.getfqdn()}
 
 

@@ -16,18 +16,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 Value = TypeVar("Value")
-#: The greatest number that an option takes: as seconds, some three hundred years.
+#: The maximum of a number option: about three hundred years in seconds.
 FOREVER = 1e10
 
 
 class Read(click.ParamType[Value]):
-    """A value that `read` makes of a text. `read` raises `InputError` or `ValueError` for a text that it cannot read."""
+    """An option whose text `read` parses. `read` raises `InputError` or `ValueError` for an invalid text."""
 
     def __init__(self, name: str, read: Callable[[str], Value]) -> None:
         self.name, self._read = name, read
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Value:
-        """Read it. Raises click's usage error."""
+        """Parse the text. Raises click's usage error."""
         try:
             return self._read(value) if isinstance(value, str) else value
         except (InputError, ValueError) as exc:
@@ -56,7 +56,7 @@ def _number(least: float) -> Callable[[str], float]:
     return read
 
 
-#: A folder or file: a path, or a URI. An empty text is refused: a shell variable was not set.
+#: A path or a URI of a folder or file. An empty text is refused: it comes from a shell variable that is not set.
 PLACE = Read("text", _place)
 #: `90s`, `15m`, `2h`, `3d`.
 SECONDS = Read("duration", seconds)
@@ -64,15 +64,15 @@ SECONDS = Read("duration", seconds)
 SHARE = Read("share", share_of)
 #: Dead letters a second: `50`, `50/s`, `600/m`, `1000/h`.
 RATE = Read("rate", rate_of)
-#: Where to listen: `9540` and `:9540` on the loopback, `10.0.0.5:9540`, `[::]:9540`; port 0 means any free port.
+#: An address to listen on: `9540` and `:9540` on the loopback, `10.0.0.5:9540`, `[::]:9540`; port 0 means any free port.
 ADDRESS = Read("address", host_and_port)
 
 
 def at_least(least: float) -> Read[float]:
-    """A number from `least` to `FOREVER`; neither `inf` nor `nan`."""
+    """A number from `least` to `FOREVER`, without `inf` and `nan`."""
     return Read("float", _number(least))
 
 
 def together(*options: Callable[..., Any]) -> Callable[..., Any]:
-    """One decorator for several options, in the order in which the help shows them."""
+    """One decorator for several options. The help shows them in this order."""
     return lambda command: functools.reduce(lambda decorated, option: option(decorated), reversed(options), command)

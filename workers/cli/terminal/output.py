@@ -1,7 +1,7 @@
 """Output: tables for a person, JSON for a program.
 
-Strangers may have written any value, so every control character, and every invisible or direction-changing character, is shown as
-an escape: no text can move the cursor. JSON is ASCII. Times are UTC.
+Values may come from strangers, so every control, invisible or direction-changing character is escaped: no text can move the cursor.
+JSON is ASCII. Times are UTC.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from .screen import coloured, cut, screen_width, width_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-#: How many characters of a UUID a table shows at the least; the space between two columns; the indentation.
+#: The minimum number of characters of a UUID in a table; the space between two columns; the indentation.
 SHORT_ID, GAP, INDENT = 8, "  ", "  "
-#: The fewest characters of a column on the narrowest terminal.
-LEAST = 4
+#: The minimum width of a column on a very narrow terminal.
+MIN_WIDTH = 4
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 @contextmanager
 def while_read() -> Iterator[None]:
-    """Print as long as somebody reads. A command that found something has its exit code for that also if its reader has gone."""
+    """Stop printing if the reader of stdout is gone (as with `| head`). The command keeps its own exit code."""
     try:
         yield
     except BrokenPipeError:
@@ -43,8 +43,8 @@ def while_read() -> Iterator[None]:
 
 
 def write_no_more() -> None:
-    """Discard what stdout still holds: the reader is gone, or it cannot be written, and the interpreter would fail at its end."""
-    with suppress(ValueError, OSError):  # stdout may be a stream that is no file
+    """Discard what stdout has buffered. Otherwise the interpreter would fail at its exit to flush it."""
+    with suppress(ValueError, OSError):  # stdout may be a stream without a file
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -55,24 +55,24 @@ def short(value: object, width: int) -> str:
 
 
 def lines(text: str) -> str:
-    """Text of many lines, each made safe and indented."""
+    """Make each line of the text safe, and indent it."""
     return "\n".join(INDENT + safe(line) for line in text.splitlines())
 
 
 def sentence(text: str) -> str:
-    """As `lines`; on a terminal each line is wrapped between two words."""
+    """Make each line safe, indent it, and wrap it on a terminal."""
     return "\n".join(wrapped(line, len(INDENT)) for line in lines(text).splitlines())
 
 
 class OneOf(click.Choice[str]):
-    """One of these names; the error for another text names the nearest one, or all."""
+    """One of these names. The error for another text suggests the nearest name, or lists all."""
 
     def __init__(self, what: str, names: Sequence[str]) -> None:
         super().__init__(names)
         self._what = what
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:  # noqa: ARG002 - click's
-        """Read it. Raises click's usage error."""
+        """Check the name. Raises click's usage error."""
         if value in self.choices:
             return str(value)
         near = suggestion(value, self.choices) or f"; known are {', '.join(self.choices)}"
@@ -84,10 +84,10 @@ class OneOf(click.Choice[str]):
 class Column:
     """A column of a table.
 
-    If there is no room, the column with the greatest `gives` is cut first, down to `least` characters; 0 is never cut. If that is
-    not enough, the column with the greatest `leaves` is left out first; 0 always stays. `keeps_end` cuts off the beginning, as of a
-    dotted name. `is_id` shows only the first characters of UUIDs, as many as are needed to tell them apart. `is_coloured` gives
-    words the colour of their meaning. `usual` is the least width of the column in a table that is followed by later rows.
+    If the table is too wide, the column with the highest `gives` is cut first, down to `least` characters; 0 is never cut. If that
+    is not enough, the column with the highest `leaves` is left out first; 0 always stays. `keeps_end` cuts the beginning, for dotted
+    names. `is_id` shortens UUIDs as far as they stay different. `is_coloured` gives words the colour of their meaning. `usual` is
+    the minimum width of the column if more rows follow later.
     """
 
     heading: str
@@ -110,8 +110,8 @@ def table(
 ) -> str:
     """A line for each row, below the headings. `is_followed`: later calls print more rows below these.
 
-    On a terminal the columns are aligned, numbers to the right, and cut to its width; with `--wide` they are aligned and not cut.
-    Elsewhere they are not cut, and separated by tabs.
+    On a terminal the columns are aligned, numbers to the right, and cut to its width unless `--wide` is given. Otherwise they are
+    separated by tabs and not cut.
     """
     chosen = [Column(each) if isinstance(each, str) else each for each in columns]
     cells = [[safe(cell) for cell in row] for row in rows]
@@ -152,9 +152,9 @@ def _shorten_ids(cells: list[list[str]], columns: Sequence[Column]) -> None:
 
 
 def _fitted(natural: Sequence[int], columns: Sequence[Column], limit: int) -> list[int]:
-    """The widths that fit into `limit` characters, with a gap between two columns; 0 for a column that is left out.
+    """The widths of columns that fit into `limit` characters, gaps included; 0 for a column that is left out.
 
-    On a very narrow terminal the columns that give room get narrower than their `least`.
+    On a very narrow terminal, columns with `gives` may become narrower than their `least`.
     """
     giving = sorted((at for at, each in enumerate(columns) if each.gives), key=lambda at: -columns[at].gives)
     leaving = sorted((at for at, each in enumerate(columns) if each.leaves), key=lambda at: -columns[at].leaves)
@@ -168,7 +168,7 @@ def _fitted(natural: Sequence[int], columns: Sequence[Column], limit: int) -> li
         if over <= 0:
             break
     for at in giving:
-        given = min(max(over, 0), max(widths[at] - LEAST, 0))
+        given = min(max(over, 0), max(widths[at] - MIN_WIDTH, 0))
         widths[at], over = widths[at] - given, over - given
     return widths
 
@@ -187,7 +187,7 @@ def _line(row: Sequence[str], layout: Sequence[tuple[int, Column, int, bool]], *
 
 
 def facts(values: Mapping[str, object], indent: str = "") -> str:
-    """A line for each name and value; empty values are left out. Aligned on a terminal; elsewhere separated by a tab."""
+    """A line for each name and value, without empty values. Aligned on a terminal; otherwise separated by a tab."""
     shown = [(name, safe(value)) for name, value in values.items() if value not in (None, "")]
     if not sys.stdout.isatty():
         return "\n".join(f"{indent}{name}\t{value}" for name, value in shown)
@@ -196,12 +196,12 @@ def facts(values: Mapping[str, object], indent: str = "") -> str:
 
 
 def say(text: str, *, err: bool = False, hang: int = 0) -> None:
-    """Print a sentence; with `err`, on stderr, because it is no part of the result."""
+    """Print a sentence; with `err` on stderr, for text that is not part of the result. `hang` indents its later lines."""
     click.echo(wrapped(text, hang) if not err or sys.stderr.isatty() else text, err=err)
 
 
 def wrapped(text: str, hang: int = 0) -> str:
-    """A sentence: on a terminal it is wrapped between words, and later lines are indented by `hang`."""
+    """Wrap a sentence between words on a terminal, and indent its later lines by `hang`."""
     limit = screen_width()
     if limit is None or width_of(text) <= limit:
         return text
@@ -212,14 +212,14 @@ def wrapped(text: str, hang: int = 0) -> str:
 
 
 def tell_error(text: str) -> None:
-    """Write an error to stderr; on a terminal it is wrapped between words, and `error:` is red."""
+    """Write an error to stderr; on a terminal it is wrapped, and `error:` is red."""
     line = f"redelivery: error: {harmless(text)}"
     shown = wrapped(line, 2) if sys.stderr.isatty() else line
     click.echo(shown.replace("error:", coloured("error:"), 1), err=True)
 
 
 def usage_message(exc: click.ClickException) -> str:
-    """The text of click's error about a command line, with the command whose help says what is right."""
+    """The text of click's error about a command line, with the help command to read."""
     said = exc.format_message().rstrip(".")
     context = exc.ctx if isinstance(exc, click.UsageError) else None
     where = "" if context is None else f" (see {context.command_path} --help)"

@@ -1,4 +1,4 @@
-"""Progress on stderr: on a terminal one line that changes, elsewhere a line every few seconds, nothing in the first second."""
+"""Progress on stderr: one changing line on a terminal, otherwise a line every few seconds. Nothing in the first second."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Self
 
 import click
 
-#: Seconds before the first line, and between two lines: on a terminal, and elsewhere.
+#: Seconds before the first line; between two lines on a terminal; between two lines elsewhere.
 FIRST, AGAIN, ELSEWHERE = 1.0, 0.2, 5.0
 
 
 class Progress:
-    """Shows how far a command is, not more often than a person can read."""
+    """Shows how far a command is."""
 
     def __init__(self) -> None:
         self._is_terminal = sys.stderr.isatty()
@@ -31,7 +31,7 @@ class Progress:
             click.echo(f"interrupted: {self._last}", err=True)
 
     def say(self, text: str) -> None:
-        """Show the progress, if it is time; the last text is shown again if the command is interrupted."""
+        """Show this text if it is time for a new line. If the command is interrupted, its last text is shown again."""
         self._last = text
         if time.monotonic() < self._next:
             return

@@ -1,7 +1,7 @@
 """The screen: how many columns it has, and which colour a word has.
 
-click removes colours if stdout is no terminal. rich is not used: its tables shrink all columns alike and leave none out, and it
-would add four packages to each worker's image, to save the hundred lines here and in `output`.
+click removes colours if stdout is not a terminal. rich is not used: its tables shrink all columns alike and leave none out, and it
+would add four packages to each worker's image.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import click
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-#: The key in the `meta` of click's context that says that nothing is cut.
+#: The key of `--wide` in the `meta` of click's context.
 _WIDE = "redelivery.wide"
-#: The columns of a terminal that does not say how wide it is.
-USUAL = 80
+#: The width of a terminal that does not report it.
+DEFAULT_WIDTH = 80
 
 _GOOD, _BAD, _ODD, _QUIET, _LOUD = {"fg": "green"}, {"fg": "red"}, {"fg": "yellow"}, {"dim": True}, {"fg": "red", "bold": True}
 #: The words with a colour: outcomes, reasons, verdicts and the first words of lines.
@@ -57,7 +57,7 @@ def _choose_width(ctx: click.Context, _: click.Parameter, value: bool) -> None:
 
 
 def _choose_colour(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
-    """Set whether click keeps colours; if it is not set, click keeps them on a terminal."""
+    """Tell click whether to keep colours. By default it keeps them on a terminal."""
     if value is not None:
         ctx.color = {"always": True, "never": False}.get(value)
     if os.environ.get("NO_COLOR") and ctx.color is None:
@@ -65,7 +65,7 @@ def _choose_colour(ctx: click.Context, _: click.Parameter, value: str | None) ->
 
 
 def screen_width() -> int | None:
-    """The columns of the terminal; None, so that nothing is cut, if stdout is no terminal or `--wide` was given."""
+    """The width of the terminal. None if nothing may be cut: stdout is not a terminal, or `--wide` was given."""
     context = click.get_current_context(silent=True)
     if not sys.stdout.isatty() or (context is not None and context.meta.get(_WIDE)):
         return None
@@ -73,27 +73,27 @@ def screen_width() -> int | None:
     if given.isdecimal() and int(given) > 0:
         return int(given)
     try:
-        return os.get_terminal_size(sys.stdout.fileno()).columns or USUAL
+        return os.get_terminal_size(sys.stdout.fileno()).columns or DEFAULT_WIDTH
     except OSError:
-        return USUAL
+        return DEFAULT_WIDTH
 
 
 def coloured(text: str, meaning: str | None = None) -> str:
-    """The text in the colour of `meaning`, by default of its first word; unchanged if that word has no colour."""
+    """The text in the colour of `meaning`, by default of its first word. Unchanged if that word has no colour."""
     words = text.split() if meaning is None else [meaning]
     style = MEANINGS.get(words[0]) if words else None
     return text if style is None else click.style(text, **style)  # type: ignore[arg-type]
 
 
 def width_of(text: str) -> int:
-    """How many columns a terminal needs for the text."""
+    """The number of terminal columns that the text needs."""
     if text.isascii():
         return len(text)
     return sum(0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text)
 
 
 def cut(text: str, width: int, *, keeps_end: bool = False) -> str:
-    """The text in at most so many columns; `…` stands for what was cut off, at its end or at its beginning."""
+    """Cut the text to `width` columns. `…` replaces its end, or its beginning with `keeps_end`."""
     if width_of(text) <= width:
         return text
     kept, used = [], 1
