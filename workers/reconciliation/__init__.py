@@ -1,1 +1,1 @@
-"""The reconciliation: a Spark job that folds outcome events and an inventory into a verdict for every life."""
+"""The reconciliation: a Spark job that compares outcome events with an inventory, and gives each life a verdict."""

@@ -1,4 +1,4 @@
-"""The nine verdicts: their rules in one line each, in the order in which they are tried, and which of them are wrong."""
+"""The nine verdicts: the rule of each in one line, and which of them are discrepancies."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ RULES: Final = {
 }
 VERDICTS: Final = tuple(RULES)
 
-#: The verdicts that make the books not balance.
+#: The books do not balance if a life has one of these verdicts.
 DISCREPANCIES: Final = tuple(name for name in VERDICTS if name not in {"in_flight", "balanced"})
 
-#: The order for people: tasks that are gone, that ran twice, that wait; and those that are only unknown.
+#: The order in listings: tasks that are gone, that ran twice, that wait, and that are only unknown.
 WORST_FIRST: Final = (
     "lost",
     "missing_dead_letter",

@@ -1,10 +1,10 @@
 """The inputs of the books: the schemas of the outcome events and of the inventory.
 
-No schema is inferred from a file: a day without a single due time must not change a column's type, and a file of another kind must
-be refused, not read as an empty one. `EVENTS_REQUIRED` and `INVENTORY_REQUIRED` name the columns without which a row is useless;
-every other column may be missing, and is then null or its default.
+Schemas are not inferred from files: a day without due times must not change a column's type, and a file of another kind must be
+refused. `EVENTS_REQUIRED` and `INVENTORY_REQUIRED` name the columns that a file must have. Other columns may be missing, and are
+then null or their default.
 
-Celery is not imported, so that the job also runs under `spark-submit` on machines without it.
+Celery is not imported, so the job also runs under `spark-submit` on machines without it.
 """
 
 from __future__ import annotations
@@ -30,20 +30,19 @@ def _struct(**columns: DataType) -> StructType:
 
 
 def empty(spark: SparkSession, schema: StructType) -> DataFrame:
-    """A table of these columns without a row, which Spark knows to be empty, and leaves out of its plans."""
+    """A table without rows. Spark knows that it is empty, and leaves it out of plans."""
     nothing = (f"CAST(NULL AS {each.dataType.simpleString()}) AS `{each.name}`" for each in schema)
     return spark.range(1).selectExpr(*nothing).where("false")
 
 
-#: The outcome events: a column for each field of one. Times and delays are milliseconds, times since the epoch.
+#: The outcome events: a column for each field of `Event`. Times (since the epoch) and delays are in milliseconds.
 EVENTS: Final = _struct(**{each.name: _NUMBER if "int" in str(each.type) else _TEXT for each in fields(Event)})
 
 #: Columns of an event that the books do not use.
 ASIDE: Final = ("root_id", "parent_id", "schema_version", "started_ms", "waited_ms", "actor")
 
-#: The inventory: one row for each message that the broker held. `owner` is the owner token of the worker that holds an `unacked`
-#: message, empty if that worker is gone; `due_ms` is when a `delayed` one is due; `message` is the message of a dead letter's
-#: exception.
+#: The inventory: one row for each message in the broker. `owner` is the token of the worker that holds an `unacked` message, empty
+#: if that worker is gone. `due_ms` is the due time of a `delayed` message. `message` is the message of a dead letter's exception.
 INVENTORY: Final = _struct(
     task_id=_TEXT,
     generation=_NUMBER,
@@ -60,7 +59,7 @@ INVENTORY: Final = _struct(
 EVENTS_REQUIRED: Final = ("event_id", "task_id", "outcome", "queue", "at_ms")
 INVENTORY_REQUIRED: Final = ("task_id", "queue", "place", "seen_ms")
 
-#: The value for a missing one; a column that is not named here stays null.
+#: The values for null. Other columns stay null.
 DEFAULTS: Final[dict[str, str | int]] = {
     "generation": 0,
     "task": "",
@@ -78,5 +77,5 @@ DEFAULTS: Final[dict[str, str | int]] = {
 
 
 def or_default(name: str) -> str:
-    """A column, in SQL, with its default (`DEFAULTS`) for a missing value."""
+    """A column with its default (`DEFAULTS`) for null, in SQL."""
     return f"coalesce({name}, {DEFAULTS[name]!r})" if name in DEFAULTS else name

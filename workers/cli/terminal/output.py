@@ -85,8 +85,8 @@ class Column:
     """A column of a table.
 
     If the table is too wide, the column with the highest `gives` is cut first, down to `least` characters; 0 is never cut. If that
-    is not enough, the column with the highest `leaves` is left out first; 0 always stays. `keeps_end` cuts the beginning, for dotted
-    names. `is_id` shortens UUIDs as far as they stay different. `is_coloured` gives words the colour of their meaning. `usual` is
+    is not enough, the column with the highest `leaves` is left out first; 0 always stays. `keeps_end` cuts the beginning (dotted
+    names). `is_id` shortens UUIDs as far as they stay different. `is_coloured` gives words the colour of their meaning. `usual` is
     the minimum width of the column if more rows follow later.
     """
 

@@ -1,1 +1,1 @@
-"""The figures: counts of lives and attempts, run times, causes of death, and how many lives were complete in time."""
+"""The figures: counts of lives and attempts, run times, causes of death, and met deadlines."""

@@ -1,11 +1,11 @@
 """Attempts: how long they ran, what the failed ones cost, and in which release each cause first appeared.
 
-The event that ends an attempt has its run time (`run_ms`) and the release of its worker. If the event has no run time (a child that
-was killed, an event of an earlier version), the attempt is counted, and its time is unknown.
+The event that ends an attempt has its run time (`run_ms`) and the release of its worker. Without a run time (a killed child, an
+event of an earlier version), the attempt counts with an unknown time.
 
-Run times are counted in classes (`metrics.py`), so that there are few cells. All events are counted at once, without a shuffle by
-event: an event that was exported twice counts twice. But its task is never plain (`plain.py`). So the events of tasks that are not
-plain are subtracted again, and each is then counted once. An event that is exported again for a later run counts in both runs.
+Run times are counted in classes (`metrics.py`), so that there are few cells. The first count takes all events without removing
+duplicates, which saves a shuffle. A task with a duplicate is never plain (`plain.py`), so the events of tasks that are not plain
+are subtracted and counted again without duplicates. An event that is exported again for a later run counts in both runs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .metrics import AFTER_AN_ATTEMPT, PERCENTILES, percentiles, time_class
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-#: The column of `RUNS` that holds the percentiles of the run time, as an array.
+#: The column of `RUNS` with the percentiles of the run time, as an array.
 RUN_TIMES: Final = "run_times_ms"
 
 _KEYS: Final = ("queue", "task", "is_failed", "exception", "fingerprint", "release", "run_class")
@@ -43,7 +43,7 @@ RUNS: Final = {
 
 
 def attempts_of(events: DataFrame, asked: DataFrame | None) -> DataFrame:
-    """The cells of all ended attempts; `asked` are the events of tasks that are not plain, None if `events` has no others."""
+    """The cells of all ended attempts. `asked` has the events of tasks that are not plain; None if `events` has only those."""
     ended = _ended(events)
     if asked is None:
         return _counted(_once(ended), 1)
@@ -54,14 +54,14 @@ def attempts_of(events: DataFrame, asked: DataFrame | None) -> DataFrame:
 
 
 def run_times_by(cells: DataFrame) -> DataFrame:
-    """Run times of each queue and task, in ms."""
+    """The run times of each queue and task, in ms."""
     rows = grouped(cells, ("queue", "task"), {name: count for name, count in RUNS.items() if not name.startswith("first_")})
     times = {f"run_p{each}_ms": f"CAST(round(get({RUN_TIMES}, {at})) AS BIGINT)" for at, each in enumerate(PERCENTILES)}
     return rows.selectExpr(*(name for name in rows.columns if name != RUN_TIMES), *named(times))
 
 
 def failures_by(cells: DataFrame) -> DataFrame:
-    """The run time of the failed attempts of each cause, when the cause first appeared, and in which release."""
+    """For each cause: the run time of its failed attempts, and the time and release of its first appearance."""
     counts = {name: RUNS[name] for name in ("attempts", "timed", "run_ms", "first_ms", "first_release")}
     return grouped(cells.where("is_failed"), ("queue", "task", "exception", "fingerprint"), counts)
 

@@ -1,10 +1,10 @@
-"""Deadlines: how many lives were complete in time, by the policies of the time when the inventory was taken.
+"""Deadlines: how many lives succeeded in time, by the policies that the inventory noted.
 
-A life is complete when it succeeds. Its deadline counts from its first event, so that a redriven task has the whole time again. A
-life missed its deadline if it succeeded later, if it ended without success, or if it is open and the time is over. Lives that were
-dropped on purpose (revoked, cancelled, ignored) have no deadline; nor has a life whose end is not known (`unobserved`).
+A deadline counts from the life's first event, so a redriven task has the whole time again. A life missed its deadline if it
+succeeded later, ended without success, or is open after the deadline. Lives that were dropped on purpose (revoked, cancelled,
+ignored) and lives with an unknown end (`unobserved`) have no deadline.
 
-Times to success are counted in classes (`metrics.py`), so that a success is judged to within 0.5 % of its deadline.
+Times to success are counted in classes (`metrics.py`), so a success is judged to within 0.5 % of its deadline.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ IN_TIME: Final = {"lives": "sum(lives)", "missed": "sum(missed)"}
 
 
 class Deadline(NamedTuple):
-    """The deadline of one pattern: for queues or for tasks, and how many ms; None: no deadline."""
+    """The deadline (ms) for a pattern of queues or tasks; None means no deadline."""
 
     column: str
     pattern: str
@@ -37,28 +37,28 @@ class Deadline(NamedTuple):
 
     @classmethod
     def of(cls, told: Mapping[str, Any]) -> Self:
-        """A deadline from the notes of an inventory's export. Raises `KeyError`, `TypeError` or `ValueError` if it is none."""
+        """Read a deadline from an inventory's notes. Raises `KeyError`, `TypeError` or `ValueError` if the note is invalid."""
         column = "queue" if "queue" in told else "task"
         seconds = told["seconds"]
         return cls(column, str(told[column]), None if seconds is None else round(float(seconds) * 1000))
 
     @property
     def expression(self) -> str:
-        """Its pattern as a regular expression for a dot and a name; it matches word by word, as the settings do."""
+        """The pattern as a regular expression for a dot and a name. It matches word by word, as in the settings."""
         words = {"*": r"\.[^.]*", "#": r"(\.[^.]*)*"}
         return "".join(words.get(word, r"\." + re.escape(word)) for word in self.pattern.split("."))
 
     @property
-    def speaks(self) -> str:
-        """Whether it applies to a row, in SQL."""
+    def applies(self) -> str:
+        """Whether the deadline applies to a row, in SQL."""
         whole = quoted(r"\A" + self.expression + r"\z")
         return f"concat('.', {self.column}) RLIKE {whole}"
 
 
 def in_time_of(cells: DataFrame, judged: DataFrame, deadlines: Sequence[Deadline], as_of_ms: int) -> DataFrame:
-    """The lives with a deadline of each queue and task, and how many of them `missed` it.
+    """For each queue and task: how many lives have a deadline, and how many of them `missed` it.
 
-    `cells` are the cells of all lives (`metrics.py`); `judged` has at least all lives without a success.
+    `cells` are the cells of all lives (`metrics.py`). `judged` must have all lives without a success.
     """
     deadline = _deadline_ms(deadlines)
     done = cells.where("time_class IS NOT NULL").selectExpr("queue", "task", "succeeded AS lives", "time_class", deadline)
@@ -72,6 +72,6 @@ def in_time_of(cells: DataFrame, judged: DataFrame, deadlines: Sequence[Deadline
 
 
 def _deadline_ms(deadlines: Iterable[Deadline]) -> str:
-    """The deadline of a row (`ms`), in SQL: the first deadline that applies to the row."""
-    cases = " ".join(f"WHEN {each.speaks} THEN {'NULL' if each.ms is None else f'{each.ms}L'}" for each in deadlines)
+    """The first deadline that applies to a row, in SQL, as the column `ms`."""
+    cases = " ".join(f"WHEN {each.applies} THEN {'NULL' if each.ms is None else f'{each.ms}L'}" for each in deadlines)
     return f"CAST(CASE {cases} END AS BIGINT) AS ms"

@@ -1,7 +1,7 @@
-"""The figures of one run: the tables `metrics` and `causes`, and the few of their numbers that the report shows.
+"""The figures of one run: the tables `metrics` and `causes`, and the numbers in them that the report shows.
 
-One query over the dead lives gives the causes of death, with an example of each, and how many died when. The lives are not
-collected: the driver gets at most `LIMIT` rows of each part, whatever the number of lives, queues and tasks.
+One query over the dead lives finds the causes of death, an example of each, and the times of death. The driver gets at most `LIMIT`
+rows of each part, whatever the number of lives, queues and tasks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from ..spark.few_rows import Ways
+    from ..spark.few_rows import Execution
 
 HOUR_MS: Final = 3_600_000
 
@@ -45,7 +45,8 @@ TOTALS: Final = {
 def deaths_of(judged: DataFrame) -> DataFrame:
     """Dead letters by cause and hour of death (`hour`: hours since the epoch).
 
-    The example is the first letter that is still in a dead-letter queue, because an operator can look at it; else the first of all.
+    The example is the first letter that is still in a dead-letter queue, where an operator can look at it, or else the first
+    letter.
     """
     facts = {
         "day": "to_date(timestamp_millis(first_ms))",
@@ -69,14 +70,14 @@ def deaths_of(judged: DataFrame) -> DataFrame:
 
 
 def causes_of(deaths: DataFrame) -> DataFrame:
-    """The dead letters of each cause: how many, how many were redriven or are still in their queue (`held`), and an example."""
+    """For each cause: the number of its dead letters, of those redriven, of those still in a queue (`held`), and an example."""
     return grouped(deaths, _CAUSE, TOTALS)
 
 
 Row = dict[str, Any]
 
-#: How many rows of each part come to the driver: the slowest queues, the latest hours, the most frequent causes, the tasks that ran
-#: longest and the failures that cost most.
+#: The maximum number of rows of each part that the driver collects: the slowest queues, the latest hours, the most frequent causes,
+#: the tasks that ran longest and the most expensive failures.
 LIMIT: Final = {
     "total": 1,
     "flow": 500,
@@ -91,7 +92,7 @@ LIMIT: Final = {
     "in_time": 12,
 }
 
-#: How many queues and tasks are named for each verdict.
+#: The maximum number of queues and tasks that are named for a verdict.
 MAX_OF_A_VERDICT: Final = 4
 
 
@@ -99,12 +100,14 @@ MAX_OF_A_VERDICT: Final = 4
 class Figures:
     """The figures of the report besides the summary; times are in ms.
 
-    `total` are the sums of `metrics.py` over everything. `flow` counts the lives that went from an opening (`opened`) by a number
-    of attempts (`way`: none, first, more) to an `ending`; `attempts` counts the attempts that successes and deaths took; `queues`
-    are the slowest queues; `hours` the dead letters of each hour and reason; `causes` the most frequent causes; `faults` the lives
-    that do not balance, by verdict, queue and task, with an example. `all_runs` is one row, the sums of `attempts.py` over
-    everything; `run_times` are the tasks that ran longest, `costs` the failures with the most run time. `all_in_time` is one row,
-    the lives with a deadline and those that missed it, if there are any; `in_time` are the tasks that missed it most often.
+    - `total`: the sums of `metrics.py` over all lives.
+    - `flow`: the number of lives by opening (`opened`), number of attempts (`way`: none, first, more) and `ending`.
+    - `attempts`: the successes and deaths by their number of attempts.
+    - `queues`: the slowest queues. `hours`: the dead letters by hour and reason. `causes`: the most frequent causes.
+    - `faults`: the lives that do not balance, by verdict, queue and task, with an example.
+    - `all_runs`: one row with the sums of `attempts.py`. `run_times`: the tasks that ran longest. `costs`: the failures with the
+      most run time.
+    - `all_in_time`: at most one row, the lives with a deadline and those that missed it. `in_time`: the tasks that missed it most.
     """
 
     total: Row = field(default_factory=dict)
@@ -122,7 +125,7 @@ class Figures:
 
     @property
     def run_times_in_all(self) -> dict[str, int | None]:
-        """The run times of all attempts together, as `summary.json` has them; without a timed attempt the times are null."""
+        """The run times of all attempts together, for `summary.json`. The times are null if no attempt has a run time."""
         if not self.all_runs:
             return {}
         [row] = self.all_runs
@@ -133,14 +136,18 @@ class Figures:
         return counts | sums | percents
 
     def __or__(self, others: Figures) -> Figures:
-        """These figures, and those of `others` that are missing here."""
+        """These figures; empty ones are taken from `others`."""
         return Figures(**{name: getattr(self, name) or getattr(others, name) for name in Figures.__dataclass_fields__})
 
 
 def figures_of(
-    judged: DataFrame, plain: DataFrame | None, folder: str, ways: Ways, in_time: Callable[[DataFrame, DataFrame], DataFrame] | None
+    judged: DataFrame,
+    plain: DataFrame | None,
+    folder: str,
+    execution: Execution,
+    in_time: Callable[[DataFrame, DataFrame], DataFrame] | None,
 ) -> list[Callable[[], Figures]]:
-    """The works that write the tables `metrics`, `in_time` and `causes` to the folder, and return the figures of each.
+    """Functions that write the tables `metrics`, `in_time` and `causes` to the folder, and return their figures.
 
     `plain` has the cells of the plain lives, which are not in `judged`. `in_time` makes the table `in_time` from cells and judged
     lives; None if no policy has a deadline.
@@ -149,29 +156,29 @@ def figures_of(
     def of_cells() -> Figures:
         cells = cells_of(judged)
         cells = cells if plain is None else cells.unionByName(plain.select(*cells.columns))
-        cells = ways.keep(ways.together(cells))
+        cells = execution.keep(execution.coalesce(cells))
         found = both(lambda: write_table(metrics_by(cells), folder, "metrics"), _of_cells(cells))
         return found if in_time is None else found | of_deadlines(in_time(cells, judged))
 
     def of_deadlines(table: DataFrame) -> Figures:
-        table = ways.keep(table)
+        table = execution.keep(table)
         parts = _grouped(table, {"all_in_time": "", "in_time": "queue, task"}, IN_TIME, "missed")
         return both(lambda: write_table(table, folder, "in_time"), parts)
 
     def of_deaths() -> Figures:
-        deaths = ways.keep(ways.together(deaths_of(judged)))
+        deaths = execution.keep(execution.coalesce(deaths_of(judged)))
         return both(lambda: write_table(causes_of(deaths), folder, "causes"), _of_deaths(deaths))
 
     def both(write: Callable[[], None], parts: DataFrame) -> Figures:
-        _, found = ways.done([write, lambda: _collected(parts)])
+        _, found = execution.run_all([write, lambda: _collected(parts)])
         return found or Figures()
 
     return [of_cells, of_deaths]
 
 
-def runs_of(attempts: DataFrame, folder: str, ways: Ways) -> Figures:
-    """Write the tables `run_times` and `failures` to the folder; return their figures. `attempts` are cells of `attempts.py`."""
-    cells = ways.keep(ways.together(attempts))
+def runs_of(attempts: DataFrame, folder: str, execution: Execution) -> Figures:
+    """Write the tables `run_times` and `failures` to the folder; return their figures. `attempts` has cells of `attempts.py`."""
+    cells = execution.keep(execution.coalesce(attempts))
 
     def figures() -> Figures:
         parts = {"all_runs": "", "run_times": "queue, task", "costs": "is_failed, exception, fingerprint"}
@@ -179,7 +186,7 @@ def runs_of(attempts: DataFrame, folder: str, ways: Ways) -> Figures:
 
     tables = {"run_times": run_times_by(cells), "failures": failures_by(cells)}
     works: list[Callable[[], Figures]] = [partial(_written, table, folder, name) for name, table in tables.items()]
-    return ways.done([figures, *works])[0]
+    return execution.run_all([figures, *works])[0]
 
 
 def _written(table: DataFrame, folder: str, name: str) -> Figures:
@@ -188,7 +195,7 @@ def _written(table: DataFrame, folder: str, name: str) -> Figures:
 
 
 def faults_of(spark: SparkSession, folder: str) -> Figures:
-    """The figures of the lives that do not balance; the table `verdicts` must be written already."""
+    """The figures of the lives that do not balance, read from the table `verdicts` in the folder."""
     return _collected(_of_faults(spark.read.parquet(literal(f"{folder}/verdicts")).where(one_of("verdict", DISCREPANCIES))))
 
 
@@ -205,23 +212,23 @@ def _of_deaths(deaths: DataFrame) -> DataFrame:
 
 
 def _of_faults(faults: DataFrame) -> DataFrame:
-    """The lives that do not balance, by verdict, queue and task; the example is the one with the earliest first event."""
+    """The lives that do not balance, by verdict, queue and task. The example is the life with the earliest first event."""
     counts = {"lives": "count(*)", "first": "min(struct(first_ms, task_id, cause, advice))"}
     found = _grouped(faults, {"faults": "verdict, queue, task"}, counts, "lives")
     return found.selectExpr("concat('faults.', get_json_object(key, '$.verdict')) AS part", "key", "row", "weight")
 
 
 def _grouped(table: DataFrame, parts: dict[str, str], counts: dict[str, str], weight: str) -> DataFrame:
-    """The table grouped in several ways in one query: `part`, `key` and `row` (as JSON), and `weight`: the heaviest are shown."""
+    """Group the table by the key of each part, in one query: `part`, `key` and `row` (JSON), and the `weight` for `_collected`."""
     keys = {name: f"to_json(struct({key}))" if key else "'{}'" for name, key in parts.items()}
-    ways = ", ".join(f"struct('{name}' AS part, {key} AS key)" for name, key in keys.items())
-    by = table.selectExpr("*", f"explode(array({ways})) AS by").selectExpr("*", "by.part", "by.key")
+    structs = ", ".join(f"struct('{name}' AS part, {key} AS key)" for name, key in keys.items())
+    by = table.selectExpr("*", f"explode(array({structs})) AS by").selectExpr("*", "by.part", "by.key")
     counted, names = grouped(by, ("part", "key"), counts), ", ".join(counts)
     return counted.selectExpr("part", "key", f"to_json(struct({names})) AS row", f"CAST({weight} AS DOUBLE) AS weight")
 
 
 def _collected(parts: DataFrame) -> Figures:
-    """The rows of each part with the greatest weight, in one action."""
+    """Collect the rows of each part with the highest weight, in one action."""
     known = ", ".join(f"'{name}', {number}" for name, number in LIMIT.items())
     most = f"coalesce(element_at(map({known}), part), {MAX_OF_A_VERDICT})"
     place = "row_number() OVER (PARTITION BY part ORDER BY weight DESC, key) AS place"

@@ -1,14 +1,13 @@
 """Counting: from judged lives to figures for people.
 
-1. `cells_of` folds the lives into cells: lives of one queue, task, day, ending, number of attempts and so on are one cell with
-   their number. Everything else is counted from the cells, which are few.
-2. `metrics_by` folds the cells into one row for each origin queue, task and day (UTC) on which lives were opened.
+1. `cells_of` groups the lives into cells: all lives with the same queue, task, day, ending, number of attempts and so on are one
+   cell. Everything else is counted from the cells, which are few.
+2. `metrics_by` groups the cells into one row for each origin queue, task and day (UTC) on which lives were opened.
 
-A life without any event has no day: it is in the verdicts only. Times to success are counted in classes, 0.5 % wide, so that a
-percentile is right to within 0.25 %: counts of classes add up, and percentiles of parts do not. Delays are compared over whole
-lives: *asked* is the sum of a life's redelivery delays, *waited* is the time from its first redelivery to its end, with the run
-times of the later attempts. An attempt is wasted if it brought no success: it was redelivered, it ended in a death, or it succeeded
-after another one had succeeded. Run times of attempts are counted in `attempts.py`.
+A life without events has no day, so only the verdicts have it. Times to success are counted in classes, 0.5 % wide: counts of
+classes can be added, and percentiles of parts cannot. So a percentile is right to within 0.25 %. Delays are compared over whole
+lives: *asked* is the sum of a life's redelivery delays; *waited* is the time from its first redelivery to its end, with the run
+times of the later attempts. An attempt is wasted if it was redelivered, ended in a death, or succeeded after an earlier success.
 """
 
 from __future__ import annotations
@@ -31,25 +30,25 @@ _WIDTH: Final = math.log(1.005)
 
 
 def time_class(time_ms: str) -> str:
-    """The class of a time in ms, in SQL; a negative time, which comes only from clocks that differ, counts as 0."""
+    """The class of a time in ms, in SQL. A negative time, caused by clocks that differ, counts as 0."""
     return f"CAST(floor(ln(greatest({time_ms}, 0) + 1D) / {_WIDTH!r}D) AS INT)"
 
 
 def percentiles(name: str, count: str) -> str:
-    """The `PERCENTILES` (ms, an array) of the classes in column `name`, each counted `count` times; null if there is none."""
+    """The `PERCENTILES` (ms, an array) of the classes in column `name`, each counted `count` times. Null without a class."""
     shares = ", ".join(f"{each / 100!r}D" for each in PERCENTILES)
     return f"percentile(expm1(({name} + 0.5D) * {_WIDTH!r}D), array({shares}), {count})"
 
 
 GROUP: Final = ("queue", "task", "day")
 
-#: The column of `SUMS` that holds the percentiles of the time to success, as an array.
+#: The column of `SUMS` with the percentiles of the time to success, as an array.
 TIMES: Final = "time_to_success_ms"
 
-#: More attempts than this are counted as this many.
+#: A higher number of attempts counts as this number.
 MAX_ATTEMPTS: Final = 100
 
-#: Reasons of deaths that follow an attempt; a message may die of any other reason without having been run.
+#: Reasons of deaths that follow an attempt. With any other reason a message may die without an attempt.
 AFTER_AN_ATTEMPT: Final = (
     Reason.EXHAUSTED,
     Reason.MAX_AGE,
@@ -72,7 +71,7 @@ ENDS_AS_COUNTED: Final = (
 )
 _KEYS: Final = (*GROUP, "opened", "ending", "died_of", "attempts", "time_class")
 
-#: What opened a life: the first of these that it has.
+#: The event that opened a life: the first of these.
 _OPENED: Final = (
     "CASE WHEN published > 0 THEN 'published' WHEN redriven > 0 THEN 'redriven' WHEN received > 0 THEN 'received' ELSE 'nobody' END"
 )
@@ -115,7 +114,7 @@ SUMS: Final = {
 
 
 def cells_of(judged: DataFrame) -> DataFrame:
-    """The cells; `opened` is an outcome or `nobody`, `ending` an outcome of a balanced life or the verdict of any other."""
+    """The cells. `opened` is an outcome or `nobody`; `ending` is the last outcome of a balanced life, or a verdict."""
     death = f"({one_of('death_reason', AFTER_AN_ATTEMPT)} AND dead_lettered > 0)"
     dropped = f"({one_of('reason', AFTER_AN_ATTEMPT)} AND dead_lettered = 0 AND discarded > 0)"
     died = f"IF({death} OR {dropped}, 1, 0)"
@@ -137,7 +136,7 @@ def cells_of(judged: DataFrame) -> DataFrame:
 
 
 def metrics_by(cells: DataFrame) -> DataFrame:
-    """The metrics: `dead_lettered_by_reason` and `succeeded_at_attempt` are maps to lives, times are in ms, rates from 0 to 1."""
+    """The table `metrics`. `dead_lettered_by_reason` and `succeeded_at_attempt` map to numbers of lives. Rates are from 0 to 1."""
     lists = {
         "dead_lettered_by_reason": _listed("died_of", "dead_lettered"),
         "succeeded_at_attempt": _listed("CASE WHEN time_class IS NOT NULL THEN greatest(attempts, 1) END", "succeeded"),
@@ -149,12 +148,12 @@ def metrics_by(cells: DataFrame) -> DataFrame:
 
 
 def _listed(key: str, count: str) -> str:
-    """All pairs of a key and a count, as an aggregate; keys that are null are left out."""
+    """All pairs of a key and a count, without null keys, as an aggregate."""
     return f"collect_list(CASE WHEN ({key}) IS NOT NULL AND {count} > 0 THEN struct({key} AS key, {count} AS count) END)"
 
 
 def _summed(pairs: str) -> str:
-    """A map from each key of these pairs to the sum of its counts."""
+    """A map from each key to the sum of its counts."""
     keys = f"array_sort(array_distinct(transform({pairs}, pair -> pair.key)))"
     total = f"aggregate(filter({pairs}, pair -> pair.key = each), 0L, (total, pair) -> total + pair.count)"
     return f"map_from_entries(transform({keys}, each -> struct(each, {total})))"

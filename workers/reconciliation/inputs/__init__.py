@@ -1,1 +1,1 @@
-"""The inputs of a run: the events, the inventory, and the state of the run before."""
+"""The inputs of a run: the events, the inventory, and the state of the last run."""

@@ -1,7 +1,7 @@
-"""The inputs of one run: the events and the inventory; with a state, only the files that no earlier run has read.
+"""The inputs of one run: the events and the inventory. With a state, only files that no earlier run has read.
 
-A run with the same options and inventory as the last one, and without a new file, repeats that run: it begins with the same state,
-and gives the same books.
+A run without new files, with the options and inventory of the last run, repeats that run: it begins with the same state, and has
+the same result.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """The tables of one run. `base` is the run before it, None without a state. `told` is a text: what is read and what is not.
+    """The tables of one run. `base` is the run before it; None without a state. `description` says what is read.
 
-    If plain tasks were sorted out, `events` are the events of the other tasks, and `all_told` the events of all tasks.
+    If plain tasks were sorted out, `events` has the events of the other tasks, and `all_told` the events of all tasks.
     """
 
     spark: SparkSession
@@ -61,7 +61,7 @@ class Inputs:
     base: Run | None
     given: dict[str, Any]
     source: dict[str, str]
-    told: str
+    description: str
     all_told: DataFrame | None = None
 
     @property
@@ -71,18 +71,18 @@ class Inputs:
 
     @property
     def open_before(self) -> int:
-        """How many lives the last run left open."""
+        """The number of lives that the last run left open."""
         return 0 if self.base is None else self.base.lives
 
     def known(self, state: State | None) -> DataFrame:
-        """The tasks that the broker holds, and those that earlier runs left open, for `sort_out`; a task may have several rows."""
+        """For `sort_out`: the tasks in the broker, and those that earlier runs left open. A task may have several rows."""
         held = self.inventory.selectExpr(*NOTHING_TOLD)
         if state is None or self.base is None:
             return held
         return held.unionByName(announced(state.lives(self.base, ANNOUNCED)))
 
     def earlier(self) -> tuple[DataFrame, int]:
-        """The events of earlier runs whose files still exist, and the time (ms) from which on no file is missing."""
+        """The events of earlier runs whose files still exist, and the time (ms) after which no file is missing."""
         paths, missing = self._paths("")
         latest = max((date_of(key) or "9999-12-30" for key in missing), default="")
         base_ms = 0 if self.base is None else self.base.forgotten_ms
@@ -92,7 +92,7 @@ class Inputs:
         return read_events(self.spark, paths), base_ms
 
     def all_events(self, of: DataFrame) -> DataFrame:
-        """The events of this run, and those of earlier runs from the day on which the oldest of these lives began."""
+        """The events of this run, and of earlier runs since the day on which the oldest of these lives began."""
         if self.base is None or not self.base.read:
             return self.events
         first_ms = row_of(of, {"first_ms": "min(first_ms)"})["first_ms"]
@@ -102,7 +102,7 @@ class Inputs:
         return self.events.unionByName(read_events(self.spark, paths)) if paths else self.events
 
     def next_run(self, watermark_ms: int | None) -> Run:
-        """What this run leaves for the next one, except its lives."""
+        """The record of this run for the next one, without its lives."""
         base = Run() if self.base is None else self.base
         known = [each for each in (watermark_ms, base.watermark_ms) if each is not None]
         return replace(
@@ -119,7 +119,7 @@ class Inputs:
         )
 
     def _paths(self, since: str) -> tuple[list[str], list[str]]:
-        """The files of earlier runs that still exist, and the keys of those that do not."""
+        """The files of earlier runs that still exist, and the keys of missing ones."""
         paths, missing = [], []
         for key, uri in ({} if self.base is None else self.base.read).items():
             if (date_of(key) or "9") < since:
@@ -134,7 +134,7 @@ class Inputs:
 def gather(  # noqa: PLR0917 - all inputs of a run
     spark: SparkSession, files: Files, outcomes: str, inventory: str, state: State | None, options: dict[str, Any]
 ) -> Inputs:
-    """List, choose and open the inputs. Raises `InputError`."""
+    """List, select and open the inputs. Raises `InputError`."""
     found = find(files, outcomes, "outcome events")
     held = find(files, inventory, "inventory")
     gaps, taken = read_gaps(files, outcomes), read_taken(files, inventory, held)
@@ -153,7 +153,7 @@ def gather(  # noqa: PLR0917 - all inputs of a run
         raise InputError(msg)
     check_all_have_one({*listed.commits, *([] if base is None else base.commits)}, taken, inventory)
     paths = paths_of(listed.files.values())
-    # If two exports ran at once, one may have overwritten the other's list of gaps. Each commit also has its own gaps.
+    # An export may have overwritten the gaps that another export noted at the same time. Each commit also has its own gaps.
     gaps += not_noted(gaps, listed.gaps)
     known = [] if base is None else base.gaps
     read: list[Callable[[], DataFrame]] = [
@@ -173,7 +173,7 @@ def gather(  # noqa: PLR0917 - all inputs of a run
         base=base,
         given=given,
         source=source,
-        told=_told(base, listed, len(found)),
+        description=_description(base, listed, len(found)),
     )
 
 
@@ -186,7 +186,7 @@ def _listed(files: Files, uri: str, found: list[File], base: Run | None, *, only
     return listed
 
 
-def _told(base: Run | None, listed: Listing, found: int) -> str:
+def _description(base: Run | None, listed: Listing, found: int) -> str:
     events = "the events" if listed.events is None else counted(listed.events, "event", "events")
     aside = f"; {listed.uncommitted} files are of exports that did not finish, and are left aside" if listed.uncommitted else ""
     if base is None:

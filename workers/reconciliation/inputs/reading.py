@@ -1,13 +1,12 @@
-"""Reading: which files of an export are read, and one table of their rows, as the fold takes them.
+"""Reading: select the files of an export, and read them into one table.
 
-The export writes one commit for each batch, after the batch's files. A commit names these files, with their sizes. So a file that
-no commit names was left by an export that died, and is not read: the next export writes its events again. If a file that a commit
-names is missing, a part of the books is missing, and the run is refused. A folder without commits (events that something else
-wrote) is read as it is.
+The export writes one commit for each batch, after the batch's files. The commit names the files and their sizes. A file without a
+commit comes from an export that died: it is not read, because the next export writes its events again. If a file of a commit is
+missing, the run is refused. A folder without commits comes from another program: all its files are read.
 
 Events and inventory are each a file or a folder (with any partition folders), Parquet or JSON lines by the endings of the files.
-Refused, with `InputError`: a missing input, a folder without a file, any other ending, a Parquet file with other columns. Faults
-that only show when the rows are read (a truncated file, a broken line, a row without a task id) are refused then.
+Missing inputs, other endings and other columns raise `InputError` at once. A truncated file, a broken line or a row without a task
+id raises it when the rows are read.
 """
 
 from __future__ import annotations
@@ -41,19 +40,19 @@ if TYPE_CHECKING:
 #: Where the export puts its commits: `_commits/<date>/<name>.json`. Spark skips such names.
 COMMITS: Final = "_commits"
 
-#: A file that the export writes; any other file there is somebody else's, and is read without a commit.
+#: The name of a file that the export wrote. Other files are read without a commit.
 _OURS: Final = re.compile(r"outcomes-\d+-\d+-\d+-\d+(?:-[0-9a-f]{8})?\.(?:parquet|jsonl)$")
-#: Where an object of a line may end before the line does; or it is a brace in a text.
+#: A closing brace with text behind it: another object on the same line, or a brace inside a string.
 _BEHIND: Final = "[}]\\\\s*[^\\\\s\\\\x00]"
 _DATE: Final = re.compile(r"(?:^|/)date=(\d{4}-\d{2}-\d{2})(?=/)")
 
 
 @dataclass(slots=True)
 class Listing:
-    """The files to read by key, the commits that name them, and how many files were left aside because no commit names them.
+    """The `files` to read by key, the `commits` that name them, and the number of files without a commit (`uncommitted`).
 
-    `rows` has the number of events of each file, if its commit says it. `gaps` are the gaps in the commits, each with the name of
-    its log.
+    `rows` has the number of events of each file whose commit says it. `gaps` has the gaps in the commits, each with the name of its
+    log.
     """
 
     files: dict[str, File] = field(default_factory=dict)
@@ -64,12 +63,12 @@ class Listing:
 
     @property
     def events(self) -> int | None:
-        """How many events there are to read, repeated ones included; None if the commit of a file does not say it."""
+        """The number of events to read, with duplicates; None if a commit does not say it."""
         return sum(self.rows[key] for key in self.files) if self.files.keys() <= self.rows.keys() else None
 
 
 def root_of(uri: str) -> str:
-    """The folder of the whole export, if `uri` is one of its days or hours; else `uri`."""
+    """The folder of the whole export if `uri` is one of its days or hours; otherwise `uri`."""
     found = _DATE.search(f"{uri.rstrip('/')}/")
     if found is None:
         return uri.rstrip("/")
@@ -77,12 +76,12 @@ def root_of(uri: str) -> str:
 
 
 def key_of(path: str, root: str) -> str:
-    """The name of a file that does not depend on where the export is: its path below the root, or its name if it is the root."""
+    """The name of a file that stays the same if the export moves: its path below the root, or its name if it is the root."""
     return path.removeprefix(root).lstrip("/") or path.rpartition("/")[2]
 
 
 def date_of(key: str) -> str | None:
-    """The date of a file (`YYYY-MM-DD`, UTC), if its folder has one."""
+    """The date in a file's folder (`YYYY-MM-DD`, UTC), if there is one."""
     found = _DATE.search(f"/{key}")
     return None if found is None else found[1]
 
@@ -96,10 +95,10 @@ def listing(
     read: Mapping[str, int] | None = None,
     since: str = "",
 ) -> Listing:
-    """The files among `found` to read.
+    """Select the files to read from `found`.
 
-    Left out are files and commits that are `known`, and those of a date before `since`. `read` has the sizes of known files, as
-    they were read. Raises `InputError` if one is different now, or if another export lies within this one.
+    Files and commits that are `known`, or of a date before `since`, are left out. `read` has the sizes that known files had when
+    they were read. Raises `InputError` if a size has changed, or if the folder has another export inside.
     """
     root = files.absolute(root_of(uri))
     whole, part = root.rstrip("/"), files.absolute(uri).rstrip("/")
@@ -122,7 +121,7 @@ def listing(
         inside = [key for key in keys if f"{whole}/{key}".startswith((f"{part}/", part))]
         gone = [key for key in inside if key not in here and key not in known and (date_of(key) or "9") >= since]
         if gone and all(files.exists(f"{whole}/{key}") for key in gone):
-            continue  # an export wrote it after the files were listed: the next run reads it
+            continue  # an export wrote these files after they were listed: the next run reads them
         missing += gone
         sizes |= {str(each["file"]): int(each["bytes"]) for each in found_commit["files"] if "bytes" in each}
         result.rows |= {str(each["file"]): each["rows"] for each in found_commit["files"] if isinstance(each.get("rows"), int)}
@@ -140,7 +139,7 @@ def listing(
 
 
 def _check_is_one(files: Files, uri: str, whole: str, keys: Iterable[str]) -> None:
-    """Raises `InputError` if an export lies below this folder: its commits and gaps would not be read."""
+    """Raise `InputError` if this folder has another export inside, whose commits and gaps would not be read."""
     inner = {key[: found.start()] for key in keys if (found := _DATE.search(key))} - {""}
     for each in sorted(inner):
         if files.beginning(f"{whole}/{each}", "_"):
@@ -158,19 +157,18 @@ def _check_unchanged(file: File, size: int) -> None:
 
 
 def sizes_of(found: Mapping[str, File]) -> dict[str, int]:
-    """The sizes of those files by key that the export has not written: only the names of its own files tell what is in them."""
+    """The sizes by key of files that the export did not write. Files of the export never change under one name."""
     return {key: file.size for key, file in found.items() if not _OURS.search(key)}
 
 
 def check_size(file: File, size: int) -> None:
-    """Raises `InputError` if a file does not have the size that it was written with: a cut JSON lines file may look whole."""
+    """Raise `InputError` if the size of a file has changed since it was written: a truncated JSON lines file may look whole."""
     if file.size != size:
         msg = f"{file.path} has {file.size} bytes and was written with {size}: it is cut off, or was changed. Restore it"
         raise InputError(msg)
 
 
 def _commits(files: Files, folder: str, known: AbstractSet[str], since: str) -> Iterable[tuple[str, dict[str, Any]]]:
-    """The commits, each with its name."""
     for date in files.names(folder):
         if date < since:
             continue
@@ -190,19 +188,19 @@ def _commits(files: Files, folder: str, known: AbstractSet[str], since: str) -> 
 
 def _missing(uri: str, missing: list[str]) -> str:
     dates = sorted({date_of(key) or "no date" for key in missing})
-    days = ", ".join(dates[:3]) + (f" and {len(dates) - 3} more" if len(dates) > 3 else "")  # noqa: PLR2004 - enough to find them
+    days = ", ".join(dates[:3]) + (f" and {len(dates) - 3} more" if len(dates) > 3 else "")  # noqa: PLR2004 - enough days to find the files
     return (
         f"{uri}: {len(missing)} files of {days} were exported and are not there, the first is {missing[0]}: restore them; "
         f"if you removed them on purpose, remove their commits, too ({COMMITS})"
     )
 
 
-#: The ending of a commit's name for an app with a key prefix; other commits have none.
+#: A commit's name. It has an ending (the group) if the app has a key prefix.
 _ENDING: Final = re.compile(r"\d+-\d+-\d+(-[0-9a-f]{8})?\.json$")
 
 
 def check_all_have_one(commits: Iterable[str], taken: Taken, inventory: str) -> None:
-    """Raises `InputError` if a commit is of an app of which there is no inventory: all that it has open would look lost."""
+    """Raise `InputError` if an app with a commit has no inventory: all its open lives would look lost."""
     others = [name for name in sorted(commits) if (found := _ENDING.search(name)) and (found[1] or "") not in taken.endings]
     if others and taken.endings:
         msg = (
@@ -212,14 +210,14 @@ def check_all_have_one(commits: Iterable[str], taken: Taken, inventory: str) -> 
         raise InputError(msg)
 
 
-#: The beginning of the names of files in which exports note events that left the outcome log unexported, one JSON object a line.
-#: An app with a key prefix has a file of its own. Spark skips such names.
+#: The beginning of the names of files in which exports note gaps, one JSON object a line. An app with a key prefix has its own
+#: file. Spark skips such names.
 GAPS: Final = "_gaps"
 
-#: The file in which an inventory notes when it was taken (an empty inventory has no row to say it), and how large its file is.
+#: The notes of an inventory: the time when it was taken (an empty inventory has no row with it), the size of its file, and more.
 TAKEN: Final = "_taken.json"
 
-#: Columns with which the job calculates. Those of `_MOMENTS` are times since the epoch; `_LAST_MS` is the end of the year 9999.
+#: Columns with which the job calculates. `_MOMENTS` are times since the epoch; `_LAST_MS` is the end of the year 9999.
 _MOMENTS: Final = ("at_ms", "seen_ms", "due_ms")
 _CALCULATED: Final = (*_MOMENTS, "delay_ms", "run_ms", "delivery")
 _LAST_MS: Final = 253_402_300_799_999
@@ -232,10 +230,10 @@ _FORMATS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """The notes of an inventory's export: when it was taken (ms since the epoch), of which app and broker, and the deadlines.
+    """The notes of an inventory: the time when it was taken (ms since the epoch), its app and broker, and the deadlines.
 
-    `unlisted` is how many messages the export has counted and not listed, by queue. `endings` are those of the names of the commits
-    with this app's events; empty if a note does not say it.
+    `unlisted` has the numbers of messages that were counted but not listed, by queue. `endings` has the endings of the names of the
+    app's commits (`_ENDING`); empty if a note does not have it.
     """
 
     seen_ms: int | None = None
@@ -247,9 +245,9 @@ class Taken:
 
     @classmethod
     def of_all(cls, notes: Sequence[Taken]) -> Taken:
-        """The notes of several inventories as one. The earliest time counts: after it, not every place was looked at.
+        """Join the notes of several inventories. The earliest time counts: only up to it did all inventories see everything.
 
-        Deadlines that are not the same in all are left out, because a life does not say whose it is.
+        Deadlines are left out if they differ, because a life does not say to which app it belongs.
         """
         unlisted, deadlines = Counter[str](), {note.deadlines for note in notes}
         for note in notes:
@@ -265,7 +263,7 @@ class Taken:
 
 
 def find(files: Files, uri: str, what: str) -> list[File]:
-    """The files at this URI. Raises `InputError` if there is none, or one that is neither Parquet nor JSON lines."""
+    """The files at this URI. Raises `InputError` without a file, or if one is neither Parquet nor JSON lines."""
     if not files.exists(uri):
         msg = f"there is nothing at {uri}: export the {what} first, or look at the path"
         raise InputError(msg)
@@ -293,17 +291,17 @@ def paths_of(found: Iterable[File]) -> list[str]:
 
 
 def read_events(spark: SparkSession, paths: Sequence[str], uri: str = "") -> DataFrame:
-    """The outcome events in these files. `uri` is given if they are all the files there; then Spark lists them itself."""
+    """The outcome events in these files. If they are all files of a folder, give its `uri`: then Spark lists the files itself."""
     return _read(spark, paths, uri, EVENTS, EVENTS_REQUIRED, "outcome events").drop(*ASIDE)
 
 
 def read_inventory(spark: SparkSession, files: Files, uri: str) -> DataFrame:
-    """The inventory at this URI."""
+    """The rows of the inventory at this URI."""
     return _read(spark, paths_of(find(files, uri, "inventory")), uri, INVENTORY, INVENTORY_REQUIRED, "inventory")
 
 
 def read_gaps(files: Files, uri: str) -> list[dict[str, Any]]:
-    """The gaps that exports noted beside their events."""
+    """The gaps that the exports in this folder have noted."""
     names = [] if _format_of(uri) else [each for each in files.beginning(root_of(uri), GAPS) if each.endswith(".jsonl")]
     return [gap for name in names for gap in _gaps_of(files, uri, name)]
 
@@ -319,7 +317,7 @@ def _gaps_of(files: Files, uri: str, name: str) -> list[dict[str, Any]]:
 
 
 def not_noted(noted: Iterable[dict[str, Any]], of_commits: Iterable[tuple[str, dict[str, Any]]]) -> list[dict[str, Any]]:
-    """The gaps of commits that no file of gaps has. Gaps of several logs may begin after the same entry id."""
+    """The gaps in commits that are not in the files of gaps. Gaps of several logs may begin after the same entry id."""
     left, missing = Counter(gap.get("after") for gap in noted), []
     for (_, after), gap in {(log, gap.get("after")): gap for log, gap in of_commits}.items():
         if left[after]:
@@ -330,9 +328,9 @@ def not_noted(noted: Iterable[dict[str, Any]], of_commits: Iterable[tuple[str, d
 
 
 def read_taken(files: Files, uri: str, held: Iterable[File]) -> Taken:
-    """The notes of the inventory's export, or of each app's export below; `held` are their files, whose sizes are checked.
+    """The notes of an inventory, or of the inventories of several apps below `uri`. Checks the sizes of their files (`held`).
 
-    Raises `InputError` also if two inventories are of one app: one of them is older, and has what was in the broker then.
+    Raises `InputError` if two inventories belong to one app: one of them is out of date.
     """
     by_folder: dict[str, list[File]] = {} if _format_of(uri) else {files.absolute(uri).rstrip("/"): []}
     for file in () if _format_of(uri) else held:
@@ -366,7 +364,7 @@ def _taken_in(files: Files, folder: str, held: Iterable[File]) -> Taken | None:
     return Taken(seen_ms, str(told.get("app") or ""), str(told.get("broker") or ""), deadlines, unlisted, endings)
 
 
-def _read(  # noqa: PLR0917 - what is read, and its columns
+def _read(  # noqa: PLR0917 - the files and their columns
     spark: SparkSession,
     paths: Sequence[str],
     uri: str,
@@ -399,17 +397,17 @@ def _table(spark: SparkSession, name: str, uri: str, paths: list[str], schema: S
             reader = reader.option("pathGlobFilter", f"*{{{endings}}}")
     table = reader.format(name).load(literal(uri) if uri else [literal(each) for each in paths])
     if uri and len(table._jdf.inputFiles()) != len(paths):  # noqa: SLF001 - its list in Java is not copied to Python
-        return _table(spark, name, "", paths, schema)  # an export has written more files since they were listed
+        return _table(spark, name, "", paths, schema)  # an export has written files since then
     return table.selectExpr(*(_usable(each.name) if each.name in _CALCULATED else each.name for each in schema))
 
 
 def _usable(name: str) -> str:
-    """A number, in SQL; null if it is so large that sums or dates would overflow. A row without its time is refused later."""
+    """A number, in SQL; null if sums or dates would overflow. A row without its time is refused later."""
     return f"IF({name} BETWEEN {0 if name in _MOMENTS else -_LAST_MS} AND {_LAST_MS}, {name}, NULL) AS {name}"
 
 
 def _check_lines(spark: SparkSession, paths: list[str]) -> None:
-    """Raises `InputError` if a line has anything behind its object: Spark reads the object alone, and is silent about the rest."""
+    """Raise `InputError` if a line has text behind its object: Spark would ignore that text without an error."""
     if not paths:
         return
     lines = spark.read.text([literal(each) for each in paths]).where(f"value RLIKE '{_BEHIND}'")
@@ -422,7 +420,7 @@ def _check_lines(spark: SparkSession, paths: list[str]) -> None:
 
 
 def _check_columns(spark: SparkSession, path: str, schema: StructType, required: Sequence[str], what: str) -> None:
-    """Compare one file's own columns with ours: Spark reads a missing column as null, without an error."""
+    """Raise `InputError` for a file with other columns: Spark would read a missing column as null, without an error."""
     actual = {each.name: each.dataType for each in spark.read.parquet(literal(path)).schema}
     missing = [name for name in required if name not in actual]
     if missing:

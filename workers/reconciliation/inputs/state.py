@@ -1,13 +1,12 @@
 """The state of the books between two runs: which files were read, and the lives that are still open.
 
-A state is a folder. `current.json` names the current version. `v<number>/` is a version: `lives/` (Parquet: the folded lives of
-every task that is not settled) and `run.json` (what was read, up to when). A version is written whole, after the outputs, and
-becomes the current one by one rename; the version before it is kept. So after a crash anywhere the same run can be done again. If a
-file system cannot rename over a file (object stores), a crash between the removal of the old name and the rename leaves the new
-file, which is read then. Whatever is older than `keep` is forgotten: files of such days count as read, and their discrepancies are
-no longer known.
+A state is a folder. `current.json` names the current version. `v<number>/` is a version: `lives/` (Parquet: the lives of every task
+that is not settled) and `run.json` (the record of the run). A run writes its version after the outputs, and then makes it the
+current one by a rename. The version before it is kept, so after a crash the same run can be repeated. On an object store, which
+cannot rename over a file, a crash may leave only the new file of the rename: then that file is read. The state forgets days older
+than `keep`: their files count as read, and their discrepancies are no longer known.
 
-Refused, with `InputError`: a folder that is no state, a state that is not whole, and one that another run changed meanwhile.
+Raises `InputError` for a folder that is not a state, an incomplete state, and a state that another run has changed meanwhile.
 """
 
 from __future__ import annotations
@@ -32,10 +31,9 @@ if TYPE_CHECKING:
     from ..spark.files import Files
 
 CURRENT: Final = "current.json"
-#: The file that becomes the current one; it is complete before the old one is removed.
+#: The new `current.json`. It is complete before the old one is removed.
 _NEXT: Final = f".{CURRENT}.new"
 _FORMAT: Final = 1
-#: Lives of one file of the state.
 _LIVES_PER_FILE: Final = 1_000_000
 
 
@@ -43,12 +41,14 @@ _LIVES_PER_FILE: Final = 1_000_000
 class Run:
     """The record of a run in its state.
 
-    `version` is its number, 0 before the first. `read` are all files that were read (by key) and are not forgotten, `sizes` the
-    bytes of those that something else than the export wrote, `commits` the export's commits that name them, `gaps` the reported
-    gaps. `watermark_ms` is the latest time of an event, `forgotten` the date before which nothing is known. `fresh` are the files
-    that this run read, and `given` its other inputs: the two say whether a run repeats the last one. `source` says where they came
-    from: the inventory's app and broker, and the folder of the export. `lives` is how many open lives it left; `unnamed` says
-    whether one of them has no queue, `redriven` whether one was opened by a redrive. Both are true if a state does not say it.
+    - `version`: the number of the run, 0 before the first.
+    - `read`: all files that were read (by key), without forgotten ones. `sizes`: the bytes of those that the export did not write.
+      `commits`: the export's commits that name them. `gaps`: the reported gaps.
+    - `watermark_ms`: the latest time of an event. `forgotten`: the date before which nothing is known.
+    - `fresh`: the files that this run read. `given`: its other inputs. A run with the same ones is a repetition.
+    - `source`: the inventory's app and broker, and the folder of the export.
+    - `lives`: the number of open lives. `unnamed`: whether one of them has no queue. `redriven`: whether a redrive opened one. Both
+      are true by default, for states of earlier versions.
     """
 
     version: int = 0
@@ -68,11 +68,11 @@ class Run:
 
     @property
     def forgotten_ms(self) -> int:
-        """The moment before which nothing is known."""
+        """The time before which nothing is known."""
         return round(datetime.fromisoformat(f"{self.forgotten or '1970-01-01'}T00:00:00+00:00").timestamp() * 1000)
 
     def forgetting(self, as_of_ms: int, keep_ms: int) -> Run:
-        """The same without files and commits of days before the oldest day that is kept."""
+        """This record without the files and commits of days that are older than `keep_ms`."""
         since = max(datetime.fromtimestamp(max(as_of_ms - keep_ms, 0) / 1000, UTC).strftime("%Y-%m-%d"), self.forgotten)
         read = {key: uri for key, uri in self.read.items() if (date_of(key) or "9") >= since}
         sizes = {key: size for key, size in self.sizes.items() if key in read}
@@ -80,7 +80,7 @@ class Run:
 
 
 class State:
-    """A state, as one run sees it."""
+    """The state in a folder, for one run."""
 
     def __init__(self, spark: SparkSession, files: Files, uri: str) -> None:
         self._spark, self._files = spark, files
@@ -92,11 +92,11 @@ class State:
         self.last = self._read(self._current())
 
     def before(self, run: Run) -> Run:
-        """The run before this one: a repetition of this run begins with it."""
+        """The run before this one. A repetition of this run begins with it."""
         return self._read(run.version - 1)
 
     def check_source(self, source: dict[str, str]) -> None:
-        """Raises `InputError` if two of app, broker and export are others: then all open lives of the last run would look lost.
+        """Raise `InputError` if two of app, broker and export have changed: these are other books, and open lives would look lost.
 
         One of them may change: an app gets another name, a broker another address, or an export another place.
         """
@@ -107,9 +107,9 @@ class State:
             raise InputError(msg)
 
     def lives(self, run: Run, schema: StructType) -> DataFrame:
-        """The open lives that a run left; a column that it did not know is null, or 0 if it counts an outcome.
+        """The lives that a run left open. A column that it did not know is null, or 0 if it counts an outcome.
 
-        Raises `InputError` if there are more or fewer of them.
+        Raises `InputError` if the number of lives is not the number in the run's record.
         """
         if run.version == 0 or not run.lives:
             return empty(self._spark, schema)
@@ -121,7 +121,7 @@ class State:
         return found.fillna(0, [name for name in STEPS if name in schema.names])
 
     def write(self, run: Run, lives: DataFrame, *, about: int) -> Run:
-        """Write a version of `about` so many lives, which is not the current one yet; returns it with the counts of its lives."""
+        """Write a new version, and return its record. It is not the current one yet. `about` estimates the number of lives."""
         self._check_current()
         folder = self._version(run.version)
         self._files.remove(folder)
@@ -133,7 +133,7 @@ class State:
         return run
 
     def commit(self, run: Run) -> None:
-        """Make it the current version, and remove all versions except it and the one before."""
+        """Make this the current version, and remove all versions except it and the one before."""
         self._check_current()
         new = f"{self.uri}/{_NEXT}"
         self._files.write(new, json.dumps({"version": run.version, "format": _FORMAT}))
@@ -180,7 +180,6 @@ class State:
 
 
 def _version_of(name: str, text: str) -> int:
-    """The number of the current version."""
     version = _object(name, text).get("version")
     if type(version) is not int:
         raise InputError(_broken(name, "it has no version"))

@@ -1,1 +1,1 @@
-"""The lives: events folded to one row for each life, judged, with the evidence; and plain lives, which need fewer steps."""
+"""The lives: the fold of events into lives, their verdicts and evidence, and a shorter way for plain lives."""

@@ -1,10 +1,9 @@
 """Evidence: why a life does not balance, what happened to it step by step, and what to do.
 
-For a discrepancy, `cause` says what is known and what it likely means, `advice` what to do, and `history` lists its events in order
-(by delivery and step, as they were judged), the last `LIMIT` of them. Events are looked up only for lives with a discrepancy or a
-correction; `redelivery task show` lists those of a life that is open.
+For a discrepancy, `cause` says what is known and what it likely means, `advice` what to do, and `history` lists the last `LIMIT`
+events by delivery and step. Events are looked up only for lives with a discrepancy or a correction.
 
-Limit: a cause is the likely one. The books see the recorded events, and not who deleted a key.
+Limit: a cause is only the likely one. The books see recorded events, and not who deleted a key.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from .lives import KEY, OPENED
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-#: Events of one life that are listed.
+#: The maximum number of events in a history.
 LIMIT: Final = 100
 
 #: The columns of `verdicts/`.
@@ -70,7 +69,7 @@ _ADVICE: Final = {
 
 
 def advised(lives: DataFrame, heard: DataFrame) -> DataFrame:
-    """The same with `advice`, and with the likely meaning in `cause`, if there is a discrepancy.
+    """Add `advice`, and the likely meaning to `cause`, if there is a discrepancy.
 
     Each row of `heard` has a `worker` and the time of one of its events (`last_ms`).
     """
@@ -82,12 +81,12 @@ def advised(lives: DataFrame, heard: DataFrame) -> DataFrame:
 
 
 def in_question(judged: DataFrame) -> DataFrame:
-    """The lives whose events are evidence."""
+    """The lives that need a history."""
     return judged.where(f"{one_of('verdict', DISCREPANCIES)} OR is_correction")
 
 
 def with_histories(lives: DataFrame, of: DataFrame, events: DataFrame) -> DataFrame:
-    """`lives` with `history`: the events of the lives that are also in `of`, taken from `events`."""
+    """Add `history` to `lives`: the `events` of those lives that are also in `of`."""
     generation = ["task_id", "nesting", "generation"]
     asked = of.select(*KEY)
     told = events.selectExpr(
@@ -95,7 +94,7 @@ def with_histories(lives: DataFrame, of: DataFrame, events: DataFrame) -> DataFr
         f"{or_default('queue')} AS said_queue",
         f"{position(number('outcome'), or_default('delivery'))} AS at",
     )
-    # An event without a queue is listed with each life of its generation: it belongs to one of them.
+    # An event without a queue may belong to any life of its generation, so each of them lists it.
     mine = told.join(asked, generation).where("said_queue = queue OR said_queue = ''").dropDuplicates([*KEY, "event_id"])
     place = f"row_number() OVER (PARTITION BY {', '.join(KEY)} ORDER BY at DESC, at_ms DESC, event_id DESC) AS place"
     last = mine.selectExpr("*", place).where(f"place <= {LIMIT}")
@@ -105,14 +104,14 @@ def with_histories(lives: DataFrame, of: DataFrame, events: DataFrame) -> DataFr
 
 
 def without_histories(lives: DataFrame) -> DataFrame:
-    """The same columns without a history, if no life is in question."""
+    """Add the columns of `with_histories` and `advised` without values, if no life needs them."""
     kinds = dict.fromkeys(_STEP, "string") | dict.fromkeys(("at_ms", "delivery", "attempt", "delay_ms", "due_ms"), "bigint")
     steps = ",".join(f"{name}:{kinds[name]}" for name in _STEP)
     return lives.selectExpr("*", f"CAST(NULL AS array<struct<{steps}>>) AS history", "CAST(NULL AS STRING) AS advice")
 
 
 def _likely() -> str:
-    """The likely meaning of the facts, in SQL; null if they say no more than the rule."""
+    """The likely meaning of the facts, in SQL; null if the rule already says it."""
     waited = one_of("last_word", (Outcome.DEFERRED, Outcome.REDELIVERY_SCHEDULED))
     silence = f"coalesce(concat(' by ', worker, ', which was last heard of at ', {_moment('silent_ms')}), '')"
     lost = {
@@ -133,7 +132,7 @@ def _likely() -> str:
         "two copies of one message ran: a visibility timeout of plain workers, a failover, a publication that was repeated because"
         " its answer was lost, or a copy put in by hand"
     )
-    # The delivery that had ended, or a later one, was redelivered, and one of the life's redeliveries was a crash.
+    # The delivery that ended, or a later one, was delivered again, and one of the life's redeliveries was a crash.
     crashed = f"repeats > 0 AND floor(last_scheduled / {DELIVERY}) >= floor(first_end / {DELIVERY})"
     crash = (
         f"'a worker died, or lost its connection, after it had recorded an end and before it acknowledged the message, which was"

@@ -1,12 +1,12 @@
 """Folding: from events and inventory to one row for each life.
 
-A life is one (task id, nesting, generation, origin queue); `nesting` is Celery's, because a replaced task reuses its id. Events and
-inventory are put into one table and folded together, so that one shuffle by task id is enough for all: the removal of events that
-were exported twice (the same event id and task id), the fold, and the comparison of the lives of one task.
+The key of a life is (task id, nesting, generation, origin queue). `nesting` is Celery's: a replaced task reuses its id. Events and
+inventory are folded as one table, so one shuffle by task id is enough to remove duplicate events (same event id and task id), to
+fold, and to compare the lives of one task.
 
-A life has the columns that the verdicts, metrics and summary need: how often each outcome occurred (columns with the outcomes'
-names), positions (`steps.py`), for instance of its first end and of its last step that is no end, times, and where the broker held
-it. A row without a queue belongs to the queue of its generation, if the generation has only one.
+A life has the columns that verdicts, metrics and summary need: the count of each outcome (named after the outcome), positions
+(`steps.py`) such as that of its first end, times, and its place in the broker. A row without a queue belongs to the queue of its
+generation, if the generation has only one.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ if TYPE_CHECKING:
 
 KEY: Final = ("task_id", "nesting", "generation", "queue")
 
-#: How often a life was opened, in SQL. A redrive that died half-way is recorded again by the next one: that is one opening.
+#: How often a life was opened, in SQL. All redrives count once: the next redrive records an interrupted one again.
 OPENED: Final = f"({Outcome.PUBLISHED} + least({Outcome.REDRIVEN}, 1))"
 
-#: The reason that is recorded if a broker or another client restored a message, and if receiving is recorded at all.
+#: The reason of a `received` event if a broker or another client restored the message.
 RESTORED: Final = "redelivered"
 
 
 def fold(events: DataFrame, inventory: DataFrame) -> DataFrame:
-    """All lives of these events and of this inventory, one row each."""
+    """The lives of these events and this inventory, one row each."""
     rows = _of_events(events).unionByName(_of_inventory(inventory), allowMissingColumns=True)
     once = rows.repartition("task_id").dropDuplicates([*KEY, "event_id"])
     return grouped(once, KEY, _AGGREGATES)
 
 
 def with_queues_named(lives: DataFrame) -> DataFrame:
-    """Give lives without a queue the only queue of their generation; if there are several or none, they stay separate lives."""
+    """Give lives without a queue the only queue of their generation. If it has several or none, they stay separate lives."""
     generation = Window.partitionBy("task_id", "nesting", "generation")
     named = F.nullif("queue", F.lit(""))
     only = F.when(F.min(named).over(generation) == F.max(named).over(generation), F.max(named).over(generation))
@@ -51,7 +51,7 @@ def with_queues_named(lives: DataFrame) -> DataFrame:
 
 
 def merged(parts: DataFrame) -> DataFrame:
-    """Lives that may have several parts, as one row each."""
+    """Merge the parts of each life into one row."""
     return grouped(parts, KEY, _merges(parts))
 
 
@@ -63,14 +63,14 @@ def _of_events(events: DataFrame) -> DataFrame:
 
 
 def _is_restored(step: str) -> str:
-    """Whether a message was delivered again, but not by a policy: its worker died, or the broker or another client restored it."""
+    """Whether a message was delivered again without a policy: its worker died, or the broker or another client restored it."""
     lost = f"{step} = {_AGAIN} AND {or_default('reason')} = '{Reason.WORKER_LOST}'"
     restored = f"{step} = {STEPS.index(Outcome.RECEIVED)} AND {or_default('reason')} = '{RESTORED}'"
     return f"(({lost}) OR ({restored}))"
 
 
 def _of_inventory(inventory: DataFrame) -> DataFrame:
-    """An inventory's rows; a task that is seen in one place twice is one row."""
+    """The rows of an inventory. A task that is twice in one place is one row."""
     facts = {name: or_default(name) for name in (*KEY, "task")}
     facts |= {"event_id": "concat(char(0), place)", "is_orphan": f"place = 'unacked' AND {or_default('owner')} = ''"}
     return inventory.selectExpr("place", "due_ms", "seen_ms", "message", *named(facts))
@@ -79,11 +79,11 @@ def _of_inventory(inventory: DataFrame) -> DataFrame:
 _AGAIN: Final = STEPS.index(Outcome.REDELIVERY_SCHEDULED)
 _DEAD: Final = f"step = {STEPS.index(Outcome.DEAD_LETTERED)}"
 _IS_CLOSING: Final = one_of("step", (STEPS.index(each) for each in CLOSING))
-_IS_NOBODYS: Final = "(task_id IS NULL OR task_id = '')"
-#: Whether an event, or a row of the inventory, cannot be used, in SQL.
+_HAS_NO_TASK: Final = "(task_id IS NULL OR task_id = '')"
+#: Whether an event or a row of the inventory is unusable, in SQL.
 IS_UNKNOWN: Final = f"{number('outcome')} < 0"
-IS_BROKEN: Final = f"({_IS_NOBODYS} OR event_id IS NULL OR event_id = '' OR at_ms IS NULL)"
-IS_MISPLACED: Final = f"({_IS_NOBODYS} OR seen_ms IS NULL OR NOT coalesce({one_of('place', PLACES)}, false))"
+IS_BROKEN: Final = f"({_HAS_NO_TASK} OR event_id IS NULL OR event_id = '' OR at_ms IS NULL)"
+IS_MISPLACED: Final = f"({_HAS_NO_TASK} OR seen_ms IS NULL OR NOT coalesce({one_of('place', PLACES)}, false))"
 _AGGREGATES: Final = {
     "events": "count_if(step IS NOT NULL)",
     **{str(outcome): f"count_if(step = {number})" for number, outcome in enumerate(STEPS)},
@@ -117,13 +117,13 @@ _AGGREGATES: Final = {
     "place": "max(place)",
     "message": "max(message)",
 }
-#: How the parts of a life are combined if not by a sum. A life has one death, so any part that has it has the right value.
+#: Aggregates whose parts are not added up. A life has one death, so at most one part has values for it.
 _OF_PARTS: Final = {"min": "min", "max": "max", "max_by": "max"}
 _OF_THE_LAST = frozenset({"reason", "worker", "exception"})
 
 
 def _merges(lives: DataFrame) -> dict[str, str]:
-    """How two parts of one life become one: counts add up, extremes stay extremes, and the later part has the last event."""
+    """Merge parts of one life: counts add up, extremes stay extremes, and the later part has the last event."""
 
     def merge(name: str) -> str:
         if name in _OF_THE_LAST:

@@ -1,24 +1,24 @@
-"""Plain lives: the many lives that went as they should are separated from those that must be looked at.
+"""Plain lives: separate the many lives that went as they should from those that need a closer look.
 
-Nearly every task is published once, perhaps redelivered, and succeeds. One aggregation of numbers shows that, which Spark keeps in
-a small hash table and does not sort. Plain tasks are counted into cells (`metrics.py`) at once. The events of all other tasks go
-the whole way, through `lives.py` and `verdicts.py`.
+Nearly every task is published once, perhaps redelivered, and succeeds. One aggregation of numbers shows that; Spark does it in a
+small hash table, without a sort. Plain tasks are counted into cells (`metrics.py`) at once. The events of all other tasks go
+through `lives.py` and `verdicts.py`.
 
-Tasks are distinguished by a hash of their id, a quarter of its size. Two tasks are taken for one only if all of this holds: 80 bits
-agree; queue and name agree; one was published and never ended; the other ended and was never published.
+Tasks are identified by a hash of their id, a quarter of its size. Two tasks are confused only if 80 bits agree, their queue and
+name agree, one was published and never ended, and the other ended and was never published.
 
 A task is plain if all of this holds:
 
 - it was published once and succeeded once, in one queue and under one name, in generation 0, without a replacement (`nesting`);
-- besides that it was only redelivered, deferred or received, each at most once in a delivery, so that no event was exported twice;
+- its other events are redelivered, deferred or received, each at most once in a delivery: so no event was exported twice;
 - its success is its last step, and the delivery that succeeded was not redelivered;
-- no worker died while it ran it, and nobody restored it: it did not run twice;
+- it did not run twice: no worker died with it, and no client restored it;
 - the broker does not have it, and none of its events is from the time of an earlier run;
-- no earlier run left it open; or an earlier run left only its publication (it is *announced*), which is then counted with its
+- no earlier run left it open. Or an earlier run left only its publication (it is *announced*): then that is counted with its
   events, and `carrying.py` does not see it.
 
-So a plain task is one life, and that life is balanced: the tests compare this with the rules of `verdicts.py`. An event without a
-task id, or without an id of its own, goes the whole way, which refuses it; only the second look reads these ids.
+So a plain task is one balanced life; the tests compare this with the rules of `verdicts.py`. An event without a task id or an id of
+its own is never plain, and `lives.py` refuses it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
-#: The columns of an earlier run's lives that say whether a life was only announced: by one event, its publication.
+#: The columns of an earlier run's lives that show whether a life was only announced: its one event is its publication.
 ANNOUNCED: Final = StructType(
     [
         *(StructField(name, StringType()) for name in ("task_id", "queue", "task")),
@@ -55,7 +55,7 @@ _IS_ANNOUNCED: Final = (
     f"NOT settled AND events = 1 AND {Outcome.PUBLISHED} = 1 AND last = {STEPS.index(Outcome.PUBLISHED)}"
     " AND generation = 0 AND nesting = 0 AND queue != ''"
 )
-#: The columns for a task that is not plain, whatever its events are, in SQL.
+#: The columns for a task that is not plain, whatever its events, in SQL.
 NOTHING_TOLD: Final = (
     "task_id",
     "'' AS queue",
@@ -66,21 +66,21 @@ NOTHING_TOLD: Final = (
 
 
 def announced(lives: DataFrame) -> DataFrame:
-    """The tasks of lives that earlier runs left; `told_ms` is when one was published, if no more is known of it."""
+    """The tasks of lives that earlier runs left. `told_ms` is the time of publication of an announced life, otherwise null."""
     told = {"told_ms": f"CASE WHEN {_IS_ANNOUNCED} THEN first_ms END", "told_attempts": "attempts"}
     return lives.selectExpr("task_id", "queue", "task", *named(told))
 
 
 def still_open(lives: DataFrame, closed: DataFrame) -> DataFrame:
-    """The lives of earlier runs without those of tasks that are `closed`."""
+    """The lives of earlier runs, without tasks that are `closed`."""
     return lives.join(closed, F.expr(f"{ID} = id"), "left_anti")
 
 
-#: The bits of `WHOSE` that distinguish tasks whose ids have the same hash; the other bits are the name's.
+#: The bits of `WHOSE` that come from the task's id. The other bits come from queue and task name.
 OF_THE_ID: Final = (1 << 16) - 1
 
-#: `ID`: a hash of the task's id. `NAME`: a hash of queue and task, without the bits that `WHOSE` adds. `WHOSE`: `NAME` with bits of
-#: a second hash of the id. The second hash function is another one, so that ids with the same `ID` may have different bits here.
+#: `ID`: a hash of the task's id. `NAME`: a hash of queue and task, without the bits `OF_THE_ID`. `WHOSE`: `NAME` with bits of
+#: another hash of the id, which may differ for ids with the same `ID`.
 ID: Final = "xxhash64(task_id)"
 NAME: Final = f"(xxhash64({or_default('queue')}, {or_default('task')}) & {~OF_THE_ID}L)"
 WHOSE: Final = f"({NAME} | (CAST(hash(task_id) AS BIGINT) & {OF_THE_ID}L))"
@@ -88,8 +88,8 @@ WHOSE: Final = f"({NAME} | (CAST(hash(task_id) AS BIGINT) & {OF_THE_ID}L))"
 
 _DAY_MS: Final = 86_400_000
 
-#: Bits for the facts of a task: its publication; for each of these outcomes, one bit for each delivery in which it happened (a
-#: later delivery has a higher bit); there is an event; an earlier run left the task announced; and any fact that no plain task has.
+#: Bits for the facts of a task: its publication; for each of these outcomes one bit for each delivery in which it happened (a later
+#: delivery has a higher bit); it has an event; an earlier run left it announced; any fact that no plain task has.
 _PUBLISHED, _EVENT, _ANNOUNCED, _OTHER = 1, 1 << 60, 1 << 61, 1 << 62
 _DELIVERIES: Final = 14
 _FIRST_BIT: Final = {
@@ -99,17 +99,18 @@ _FIRST_BIT: Final = {
 _STEPS: Final = (1 << 1 + len(_FIRST_BIT) * _DELIVERIES) - 1
 _COUNTED: Final = tuple(each for each in _FIRST_BIT if each is not Outcome.SUCCEEDED)
 
-#: Up to so many tasks that are not plain are sent to all executors; more are joined by a shuffle.
+#: The maximum number of tasks that are sent to all executors for a join. More are joined by a shuffle.
 _MAX_KNOWN: Final = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class SortedOut:
-    """`events` are the events of tasks that are not plain; `cells` and `totals` count the plain lives.
+    """The result of `sort_out`.
 
-    `closed` has the hash (`id`) of each plain task that an earlier run left open: that run counted its publication, so `totals` do
-    not. `heard` has the time (`last_ms`) of the last event of each `worker`; it reads all events again. `earliest_ms` and
-    `latest_ms` are the first and the last time of any event.
+    `events` has the events of tasks that are not plain; `cells` and `totals` count the plain lives. `closed` has the hash (`id`) of
+    each plain task that an earlier run left open: that run counted its publication, so `totals` do not. `heard` has the time
+    (`last_ms`) of the last event of each `worker`; a query over it reads all events again. `earliest_ms` and `latest_ms` are the
+    times of the first and last event.
     """
 
     events: DataFrame
@@ -122,21 +123,21 @@ class SortedOut:
 
 
 def sort_out(events: DataFrame, others: DataFrame, keep: Callable[[DataFrame], DataFrame], *, after_ms: int | None) -> SortedOut:
-    """Sort the plain lives out, in two looks at the events.
+    """Sort the plain lives out, by reading the events twice.
 
-    `others` has rows of tasks as `announced` or `NOTHING_TOLD` makes them; `keep` keeps a table that is used more than once;
-    `after_ms` is the time up to which earlier runs have read.
+    `others` has the rows of `announced`, or rows with the columns `NOTHING_TOLD`. `keep` persists a table that is used more than
+    once. `after_ms` is the time up to which earlier runs have read.
     """
     sorted_out = keep(_sorted(_tasks(events, others, after_ms)))
     totals, (earliest_ms, latest_ms) = _totals(sorted_out)
     plain = sorted_out.where("is_plain")
     found = keep(_found(events, sorted_out, is_few=totals["asked"] <= _MAX_KNOWN))
-    # A plain task succeeded once, so that there is one such row for each name.
+    # A plain task succeeded once, so each name has one such row.
     ended = found.where(f"NOT is_asked AND outcome = '{Outcome.SUCCEEDED}'")
     names = ended.selectExpr(f"{NAME} AS name", *_defaults("queue", "task"))
     return SortedOut(
         events=found.where("is_asked").drop("is_asked"),
-        cells=_cells(_put_together(plain) if totals["closed"] else plain, names),
+        cells=_cells(_merged(plain) if totals["closed"] else plain, names),
         closed=plain.where("id IS NOT NULL").select("id"),
         heard=grouped(events.selectExpr(*_defaults("worker"), "at_ms"), ("worker",), {"last_ms": "max(at_ms)"}),
         totals=totals,
@@ -146,7 +147,7 @@ def sort_out(events: DataFrame, others: DataFrame, keep: Callable[[DataFrame], D
 
 
 def _found(events: DataFrame, sorted_out: DataFrame, *, is_few: bool) -> DataFrame:
-    """The events that must be read again: of all tasks that are not plain, and of one plain task for each hash of names."""
+    """The events to read again: of all tasks that are not plain, and of one plain task for each `NAME`."""
     rows = sorted_out.selectExpr("is_plain", "CASE WHEN NOT is_plain THEN id END AS asked", "name", "example")
     wanted = grouped(rows, ("is_plain", "asked", "name"), {"wanted": "min(example)"})
     told = wanted.selectExpr("wanted", "NOT is_plain AS is_asked")
@@ -162,7 +163,7 @@ def _defaults(*names: str) -> list[str]:
 
 
 def _tasks(events: DataFrame, others: DataFrame, after_ms: int | None) -> DataFrame:
-    """One row of numbers for each task; the rows of `others` are counted with the events."""
+    """One row of numbers for each task. The rows of `others` count as events."""
     told = _rows(events, _bit(after_ms)).unionByName(_told_rows(others))
     facts = {
         "told": "count(*)",
@@ -180,7 +181,6 @@ def _tasks(events: DataFrame, others: DataFrame, after_ms: int | None) -> DataFr
 
 
 def _rows(events: DataFrame, bit: str) -> DataFrame:
-    """The facts of each event about its task."""
     facts = {
         "id": ID,
         "bit": f"{bit} | {_EVENT}L",
@@ -193,7 +193,7 @@ def _rows(events: DataFrame, bit: str) -> DataFrame:
 
 
 def _told_rows(others: DataFrame) -> DataFrame:
-    """The facts of `others`: a publication that an earlier run counted, or that a task is not plain."""
+    """The rows of `others` with the columns of `_rows`: a publication that an earlier run counted, or the bit `_OTHER`."""
     facts = {
         "id": ID,
         "bit": f"CASE WHEN told_ms IS NULL THEN {_OTHER}L ELSE {_PUBLISHED | _ANNOUNCED}L END",
@@ -206,7 +206,7 @@ def _told_rows(others: DataFrame) -> DataFrame:
 
 
 def _bit(after_ms: int | None) -> str:
-    """The fact of an event about its task, as one bit."""
+    """The bit of an event, in SQL."""
     delivery, reason = or_default("delivery"), or_default("reason")
     holds = {
         Outcome.SUCCEEDED: f"{delivery} > 0",
@@ -227,7 +227,7 @@ def _bit(after_ms: int | None) -> str:
 
 
 def _sorted(tasks: DataFrame) -> DataFrame:
-    """Plain tasks, grouped by the columns of the cells and by their bits; each other or formerly open task has a row with `id`."""
+    """Plain tasks, grouped by bits and the columns of cells. A task that is not plain, or was open, has its own row with `id`."""
     told = tasks.selectExpr("*", f"coalesce({_is_plain()}, false) AS is_plain")
     common = {
         "is_plain": "is_plain",
@@ -268,12 +268,12 @@ def _is_plain() -> str:
 
 
 def _deliveries(outcome: Outcome) -> str:
-    """The deliveries in which a task had this outcome, a bit for each."""
+    """The deliveries in which a task had this outcome, as bits."""
     return f"(shiftright(bits, {_FIRST_BIT[outcome]}) & {(1 << _DELIVERIES) - 1})"
 
 
 def _told(outcome: Outcome) -> str:
-    """In how many deliveries a plain task had this outcome."""
+    """The number of deliveries in which a plain task had this outcome."""
     return f"bit_count({_deliveries(outcome)})"
 
 
@@ -281,7 +281,7 @@ _IS_AGAIN: Final = f"{_told(Outcome.REDELIVERY_SCHEDULED)} > 0"
 
 
 def _totals(sorted_out: DataFrame) -> tuple[dict[str, int], tuple[int | None, int | None]]:
-    """One query over all rows: counts of the plain tasks and of the others (`asked`); and the first and the last time."""
+    """Count the plain tasks and the others (`asked`), and find the first and last time, in one query."""
     sums = {"lives": "sum(CASE WHEN is_plain THEN lives END)", "events": "sum(lives * bit_count(bits))"}
     sums |= {str(each): f"sum(lives * {_told(each)})" for each in _COUNTED}
     sums |= {"asked": "count_if(NOT is_plain)", "closed": "count_if(is_plain AND id IS NOT NULL)"}
@@ -292,15 +292,15 @@ def _totals(sorted_out: DataFrame) -> tuple[dict[str, int], tuple[int | None, in
     return {**totals, str(Outcome.PUBLISHED): lives - closed, str(Outcome.SUCCEEDED): lives}, (row["earliest_ms"], row["latest_ms"])
 
 
-def _put_together(plain: DataFrame) -> DataFrame:
-    """The same rows without ids; rows that agree in all columns of their group are added up."""
+def _merged(plain: DataFrame) -> DataFrame:
+    """Drop the ids, and add up rows that agree in all other keys."""
     common = ("name", "bits", "days", "attempts", "time_class")
     sums = {name: f"sum({name})" for name in ("lives", "delay_asked_ms", "delay_waited_ms")}
     return grouped(plain, common, sums | {"delay_late_max_ms": "max(delay_late_max_ms)"})
 
 
 def _cells(plain: DataFrame, names: DataFrame) -> DataFrame:
-    """The cells of the plain lives, with the columns of `cells_of` in `metrics.py`."""
+    """The cells of the plain lives, with the columns of `metrics.cells_of`."""
     again = f"lives * {_told(Outcome.REDELIVERY_SCHEDULED)}"
     counted = {
         "day": "date_from_unix_date(days)",

@@ -1,21 +1,20 @@
 """Judging: from lives to verdicts.
 
-The nine verdicts are tried in the order of `RULES`, and the first that holds is the life's. A life is *old* if its last event is at
-least the grace before `as_of`. It is *open* while it has not ended, or was opened more often than it ended: two publications under
-one task id are two messages, and one end is not enough for both. A redrive opens a generation once: if it is recorded again,
-because the first one died half-way, that opens nothing more.
+The nine verdicts are tried in the order of `RULES`; the first that holds is the verdict of the life. A life is *old* if its last
+event is at least the grace before `as_of`. It is *open* if it has ended less often than it was opened: two publications under one
+task id are two messages. All redrives to one generation open it once, because an interrupted redrive is recorded again.
 
-A life that is only in the inventory has no event, so it is not `orphaned`: in a dead-letter queue it is a `phantom_dead_letter`,
-elsewhere it is `stuck` or `in_flight`, as the rules say. Its publisher did not record it, and no worker has seen it yet.
+A life that is only in the inventory has no events: its publisher did not record it, and no worker has seen it. It is not
+`orphaned`. In a dead-letter queue it is a `phantom_dead_letter`; otherwise it is `stuck` or `in_flight`.
 
-The inventory counts only for the time when it was taken: a dead letter that it saw before the life's last event is no phantom, and
-a life whose last event came later than the inventory is not lost. So events or inventory may be exported first. If the inventory is
-first, no end between the two exports is missed.
+The inventory is valid only for its own time: a dead letter that it saw before the life's last event is not a phantom, and a life
+with an event after the inventory is not lost. So either export may come first. If the inventory comes first, no end between the two
+exports is missed.
 
-One delivery ends once. A redelivery recorded after the end of the same delivery is that of a copy, and the life is `resurrected`.
+One delivery ends once. A redelivery recorded after the end of the same delivery comes from a copy: the life is `resurrected`.
 
 Limits: the inventory does not say when an owner died, so the life's last event must be older than the grace. The books know a
-message by its id: a copy of it is seen when it ends, not before.
+message by its id, so they see a copy only when it ends.
 """
 
 from __future__ import annotations
@@ -38,10 +37,10 @@ _OPENING = (Outcome.PUBLISHED, Outcome.REDRIVEN, Outcome.RECEIVED)
 
 
 def judge(lives: DataFrame, *, as_of_ms: int, grace_ms: int, looked_ms: int | None = None, any_redriven: bool = True) -> DataFrame:
-    """The lives with `verdict`, `rule`, `cause`, `age_ms` (of the last event) and `is_repeated` (its task may have run twice).
+    """Add `verdict`, `rule`, `cause`, `age_ms` (of the last event) and `is_repeated` (the task may have run twice).
 
-    `looked_ms` is when the inventory was taken; None counts as later than all events. `any_redriven` is false if it is known that
-    no life was opened by a redrive, which saves a query for one.
+    `looked_ms` is the time of the inventory; None counts as later than all events. `any_redriven=False` saves a query if no life
+    was opened by a redrive.
     """
     related = _with_later(lives) if any_redriven else lives.selectExpr("*", "false AS was_redriven")
     facts = {"ends": _ENDS, "age_ms": f"{as_of_ms} - last_ms", "last_word": outcome_of("last")}
@@ -52,9 +51,9 @@ def judge(lives: DataFrame, *, as_of_ms: int, grace_ms: int, looked_ms: int | No
 
 
 def _with_later(lives: DataFrame) -> DataFrame:
-    """Whether a later generation was opened: in the same queue, or in one where this task had no earlier life (it was moved).
+    """Add `was_redriven`: a redrive opened a later generation in the same queue, or in a queue where the task had no earlier life.
 
-    Only tasks that were redriven have relatives; all others are skipped.
+    A task without a redrive is skipped.
     """
     task = ["task_id", "nesting"]
     redriven = lives.where(F.col(Outcome.REDRIVEN) > 0).select(*task).distinct()
@@ -74,19 +73,19 @@ def _with_later(lives: DataFrame) -> DataFrame:
 
 def _verdict(as_of_ms: int, grace_ms: int, looked_ms: int | None) -> str:
     is_dead = f"coalesce(last_word = '{Outcome.DEAD_LETTERED}', false)"
-    old = f"coalesce(age_ms >= {grace_ms}, true)"  # a life without an event has no age: it counts as old
+    old = f"coalesce(age_ms >= {grace_ms}, true)"  # a life without events has no age, and counts as old
     is_open = f"(ends = 0 OR ends < {OPENED})"
     overdue = f"coalesce(due_ms + {grace_ms} < {as_of_ms}, false)"
     held = "(in_flight > 0 OR in_dead_letters > 0)"
-    # If the broker held the message before the life's last event, this says nothing about the time after that event.
+    # An inventory from before the life's last event does not show where the message is now.
     seen_since = "coalesce(last_ms <= seen_ms, true)"
     looked_since = "true" if looked_ms is None else f"coalesce(last_ms <= {looked_ms}, true)"
     same_delivery = f"floor(last_scheduled / {DELIVERY}) = floor(first_end / {DELIVERY})"
-    handed_on_after_its_end = f"({same_delivery} AND scheduled_ms > ended_ms)"
+    redelivered_after_its_end = f"({same_delivery} AND scheduled_ms > ended_ms)"
     holds = {
         "orphaned": f"events > 0 AND {' + '.join(_OPENING)} = 0",
         "duplicated": "ends > 1",
-        "resurrected": f"last_open > first_end OR {handed_on_after_its_end}",
+        "resurrected": f"last_open > first_end OR {redelivered_after_its_end}",
         "phantom_dead_letter": f"in_dead_letters > 0 AND NOT {is_dead} AND {seen_since}",
         "missing_dead_letter": f"{is_dead} AND {old} AND in_dead_letters = 0 AND NOT was_redriven AND {looked_since}",
         "stuck": f"{is_open} AND {held} AND {seen_since} AND ({overdue} OR (ownerless > 0 AND {old}))",
@@ -101,7 +100,7 @@ def _if_any(before: str, text: str, after: str) -> str:
     return f"coalesce(concat('{before}', nullif(CAST({text} AS STRING), ''), '{after}'), '')"
 
 
-#: How often a life ended; the one closing of a kept dead letter does not count.
+#: How often a life ended. The closing of a kept dead letter does not count.
 _ENDS: Final = f"({' + '.join(map(str, STEPS[ENDS:]))} - IF(last_closing > first_death, 1, 0))"
 
 #: The last known event, in one sentence.

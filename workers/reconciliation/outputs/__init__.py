@@ -1,1 +1,1 @@
-"""The output of a run: it is written whole or not at all, and can be read again without Spark."""
+"""The output of a run: written completely or not at all, and readable without Spark."""

@@ -1,7 +1,7 @@
 """Pages: the verdicts in an output of the books, the worst first, read without Spark.
 
-The output may be in any file system that pyarrow knows. A page is found with bounded memory, whatever the number of lives: one pass
-over their verdicts and times finds the lives that may be on it, and only these are read.
+The output may be in any file system that pyarrow knows. The memory is bounded, whatever the number of lives: a first pass over
+verdicts and times finds the lives that may be on the page, and only these are read.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from redelivery.errors import InputError
 from ..rules import WORST_FIRST
 from .written import place_of
 
-#: The columns of a life on a page; `history` lists its events.
+#: The columns of a life on a page.
 COLUMNS: Final = (
     *("task_id", "verdict", "queue", "task", "generation", "cause", "advice", "rule", "was"),
     *("first_ms", "last_ms", "events", "nesting", "history"),
@@ -29,7 +29,7 @@ _ORDER: Final = [(name, "ascending") for name in (_RANK, "first_ms", "task_id", 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Some of the lives that were asked for, how many lives come before them (`after`), and how many there are in all."""
+    """The lives of one page, the number of lives before them (`after`), and the number of all lives (`total`)."""
 
     lives: list[dict[str, Any]]
     after: int
@@ -37,13 +37,13 @@ class Page:
 
     @property
     def next(self) -> int | None:
-        """How many to skip for the page that follows; None on the last one."""
+        """The `after` of the next page; None on the last page."""
         end = self.after + len(self.lives)
         return end if end < self.total else None
 
 
 def page_of(output: str, *, verdicts: tuple[str, ...] = (), limit: int, after: int = 0, with_history: bool = False) -> Page:
-    """The lives with these verdicts (all, if none is named) from the number `after` on. Raises `InputError`."""
+    """The lives with these verdicts (all lives, if empty), without the first `after` ones. Raises `InputError`."""
     columns = [name for name in COLUMNS if with_history or name != "history"]
     try:
         found = _opened(output)
@@ -60,7 +60,7 @@ def page_of(output: str, *, verdicts: tuple[str, ...] = (), limit: int, after: i
 def _best(
     found: dataset.Dataset, columns: list[str], chosen: compute.Expression | None, count: int, order: list[tuple[str, str]]
 ) -> tuple[int, pa.Table | None]:
-    """How many lives are chosen, and the first `count` of them in this order."""
+    """The number of chosen lives, and the first `count` of them in this order."""
     total, best = 0, None
     for batch in found.to_batches(columns=columns, filter=chosen):
         total += batch.num_rows
@@ -71,7 +71,7 @@ def _best(
 
 
 def _up_to(first: pa.Table | None, chosen: compute.Expression | None) -> compute.Expression | None:
-    """The chosen lives up to the last one of `first`: those with a worse verdict, or with the same verdict and begun no later."""
+    """Choose only lives up to the last one of `first`: with a worse verdict, or with the same verdict and not begun later."""
     if first is None or not first.num_rows or first[_RANK].null_count:
         return chosen
     rank, first_ms = max(zip(first[_RANK].to_pylist(), first["first_ms"].to_pylist(), strict=True))
@@ -82,7 +82,7 @@ def _up_to(first: pa.Table | None, chosen: compute.Expression | None) -> compute
 
 
 def _opened(output: str) -> dataset.Dataset:
-    """The table `verdicts` of an output. Raises `InputError` if there is none."""
+    """Open the table `verdicts` of an output. Raises `InputError` if there is none."""
     system, place = place_of(output)
     folder = f"{place}/verdicts"
     if system.get_file_info(folder).type is not fs.FileType.Directory:
@@ -92,7 +92,7 @@ def _opened(output: str) -> dataset.Dataset:
 
 
 def _ranked(lives: pa.Table) -> pa.Table:
-    """The same with the place of each verdict, and 0 for the time of a life without an event."""
+    """Add the rank of each verdict, and set the time of a life without events to 0."""
     rank = compute.index_in(lives["verdict"], pa.array(WORST_FIRST))
     first_ms = compute.fill_null(lives["first_ms"], 0)
     return lives.set_column(lives.schema.get_field_index("first_ms"), "first_ms", first_ms).append_column(_RANK, rank)

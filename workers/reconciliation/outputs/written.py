@@ -1,4 +1,4 @@
-"""The output of a run, read again without Spark: its summary, and the trend over the runs before."""
+"""Read the output of a run without Spark: its summary, and the trend over the last runs."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from ..rules import DISCREPANCIES, RULES, VERDICTS
 if TYPE_CHECKING:
     from pyarrow import fs
 
-#: At most so many bytes of a file are read.
+#: The maximum number of bytes that are read of a file.
 MAX_BYTES: Final = 4 * 1024 * 1024
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A report: `summary` as in `summary.json`, and the lines of the trend, the oldest first."""
+    """`summary` is that of `summary.json`; `trend` has the oldest line first."""
 
     summary: dict[str, Any]
     trend: list[dict[str, Any]]
 
     @property
     def wrong(self) -> dict[str, int]:
-        """The discrepancies that were found, with their numbers of lives."""
+        """The discrepancies, with their numbers of lives."""
         return {name: count for name in DISCREPANCIES if (count := self.summary["verdicts"][name])}
 
     @property
@@ -39,7 +39,7 @@ class Written:
 
 
 def written(output: str) -> Written:
-    """The report in an output (a path, or a URI that pyarrow knows). Raises `InputError` if there is none."""
+    """Read an output (a path, or a URI that pyarrow knows). Raises `InputError` if there is none."""
     summary, trend = _read(output, "summary.json"), _read(output, "trend.json", is_needed=False)
     if not isinstance(summary, dict) or not _is_whole(summary):
         msg = scrubbed(f"{output}/summary.json is not a summary of these books: name a folder that `redelivery reconcile` wrote")
@@ -51,7 +51,7 @@ def written(output: str) -> Written:
 
 
 def _is_whole(summary: dict[str, Any]) -> bool:
-    """Whether it has what is read of it, each of its type."""
+    """Whether the summary has all fields that are needed, with the right types."""
     verdicts = summary.get("verdicts")
     if not isinstance(verdicts, dict) or not isinstance(summary.get("gaps", []), list):
         return False
@@ -60,12 +60,12 @@ def _is_whole(summary: dict[str, Any]) -> bool:
 
 
 def place_of(output: str) -> tuple[fs.FileSystem, str]:
-    """The filesystem of an output, and its folder there. Raises what pyarrow does if it does not know such a URI."""
+    """The filesystem of an output, and its folder there. Raises pyarrow's error for a URI that it does not know."""
     from pyarrow import fs  # noqa: PLC0415 - as below
 
     if _SCHEME.match(output) is None:
         return fs.LocalFileSystem(), output.rstrip("/")
-    system, path = fs.FileSystem.from_uri(re.sub("^s3a:", "s3:", output))  # what Hadoop calls s3a is s3 to everybody else
+    system, path = fs.FileSystem.from_uri(re.sub("^s3a:", "s3:", output))  # Hadoop's name for s3 is s3a
     return system, path.rstrip("/")
 
 

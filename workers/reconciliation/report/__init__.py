@@ -1,1 +1,1 @@
-"""The report for people: the page, its pictures, the summary, and the words and numbers of all of them."""
+"""The report for people: the page, its pictures, the summary, and how words and numbers are written."""

@@ -1,12 +1,10 @@
-"""The pictures of the report: the flow of lives, from their opening to their end (SVG), and the numbers of its plots.
+"""The pictures of the report: the flow of lives from their opening to their end (SVG), and the numbers of its plots.
 
-The flow has three columns: what opened the lives; how many attempts they had; how they ended. The thickness of a band shows the
-number of lives in it, and each band is thick enough to be seen: one lost task among a million is a red line. The picture has no
-script, font or reference of its own, and uses the colours of the page. It is drawn for a width in pixels, so that its text has the
-size of the page's text in a wide window and in a narrow one.
+The flow has three columns: what opened the lives, how many attempts they had, and how they ended. The thickness of a band shows its
+number of lives, with a visible minimum: one lost task among a million is a red line. The picture has no script, font or reference,
+and uses the colours of the page. It is drawn for a width in pixels, so that its text is as large as the page's in any window.
 
-The plots are columns over time, and the course of a figure over the last runs; lengths are linear and begin at zero. The template
-draws them.
+The template draws the plots: columns over time, and a figure over the last runs. Their scales are linear and begin at zero.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ if TYPE_CHECKING:
 
     from ..figures.figures import Row
 
-#: Endings in the order in which they are shown, and the kind of each: it gives the colour.
+#: Endings in the order in which they are shown, each with its kind, which decides the colour.
 KINDS: Final = {
     "succeeded": "ok",
     "in_flight": "open",
@@ -49,14 +47,14 @@ NAMES: Final = {
     "dead_lettered": "dead letter",
 }
 
-_THINNEST: Final = 2.0
+_MIN_THICKNESS: Final = 2.0
 _LINE: Final = 19.0
 _BAR: Final = 9
 
 
 @dataclass(slots=True)
 class _Node:
-    """One node of a column: how many lives go through it, and the total thickness of the bands on either side."""
+    """One node of a column, with its number of lives, and the total thickness of the bands `before` and `after` it."""
 
     name: str
     kind: str
@@ -68,11 +66,10 @@ class _Node:
 
     @property
     def height(self) -> float:
-        """How high its bar is."""
         return max(self.before, self.after)
 
     def take(self, side: str, thickness: float) -> float:
-        """The top of the next band on this side; the band takes its room."""
+        """Reserve space for the next band on this side. Returns its top."""
         taken = self.before if side == "before" else self.after
         at = self.top + (self.height - taken) / 2 + self.used[side]
         self.used[side] += thickness
@@ -89,7 +86,7 @@ class _Band:
 
 
 def drawn(flow: Sequence[Row], *, width: int, height: int = 300) -> str:
-    """The picture, `width` pixels wide; `height` is about the height of all bands."""
+    """The picture, `width` pixels wide. `height` is the approximate total height of the bands."""
     lives = sum(int(row["lives"]) for row in flow)
     if not lives:
         return ""
@@ -112,7 +109,7 @@ def drawn(flow: Sequence[Row], *, width: int, height: int = 300) -> str:
 
 
 def _laid_out(flow: Iterable[Row], scale: float) -> tuple[list[list[_Node]], list[_Band]]:
-    """The nodes of each column, and the bands between them, each in order."""
+    """The nodes of each column and the bands between them, in drawing order."""
     halves: list[dict[tuple[str, str, str], int]] = [defaultdict(int), defaultdict(int)]
     for row in flow:
         kind = KINDS.get(row["ending"], "gone")
@@ -123,7 +120,7 @@ def _laid_out(flow: Iterable[Row], scale: float) -> tuple[list[list[_Node]], lis
     bands = []
     for number, half in enumerate(halves):
         for (source, target, kind), lives in sorted(half.items(), key=lambda each: _rank(each[0], orders[number : number + 2])):
-            thickness = max(lives * scale, _THINNEST)
+            thickness = max(lives * scale, _MIN_THICKNESS)
             one, other = nodes[number].get(source), nodes[number + 1].get(target)
             if one is None or other is None:
                 continue
@@ -136,14 +133,14 @@ def _laid_out(flow: Iterable[Row], scale: float) -> tuple[list[list[_Node]], lis
 
 
 def _rank(band: tuple[str, str, str], orders: Sequence[Sequence[str]]) -> tuple[int, ...]:
-    """The place of a band: bands leave and arrive in the order of the nodes, so that few of them cross."""
+    """The sort key of a band. Bands are in the order of their nodes, so that few of them cross."""
     source, target, kind = band
     places = [order.index(name) if name in order else len(order) for name, order in zip((source, target), orders, strict=True)]
     return (*places, kind == "bad")
 
 
 def _stack(column: Sequence[_Node]) -> float:
-    """Put the nodes of a column below each other, with room for the label of each; returns where they end."""
+    """Place the nodes of a column below each other, with space for their labels. Returns where they end."""
     at = 0.0
     for node in column:
         node.top = at
@@ -168,7 +165,7 @@ def _bar(node: _Node, x: float) -> str:
 
 
 def _labels(columns: Sequence[Sequence[_Node]], places: Sequence[float], lives: int, *, is_wide: bool) -> list[str]:
-    """Names and numbers: for the endings in columns, with the numbers at the right; for the others beside their bars."""
+    """Names and numbers: of the endings in columns, numbers at the right; of the others next to their bars."""
     openings, ways, endings = columns
     if is_wide:
         parts = [_text(node, 0, "") + _text(node, 162, "number", count(node.lives)) for node in openings]
@@ -185,7 +182,7 @@ def _labels(columns: Sequence[Sequence[_Node]], places: Sequence[float], lives: 
 
 
 def _text(node: _Node, x: float, kind: str, text: str | None = None) -> str:
-    """Text beside a bar: at its middle, or near its top if the bar is long."""
+    """Text next to a bar: at its middle, or near its top if the bar is long."""
     y = node.top + min(node.height / 2, 2 * _LINE) + 4
     return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}">{_name(node) if text is None else text}</text>'
 
@@ -195,16 +192,16 @@ def _name(node: _Node) -> str:
 
 
 _HOUR_MS: Final = 3_600_000
-#: Widths of a column, in hours: the smallest one that covers the whole time with `_MAX_COLUMNS` is taken.
+#: Widths of a column, in hours. The smallest width that needs at most `_MAX_COLUMNS` is used.
 _WIDTHS: Final = (1, 2, 3, 6, 12, 24, 72, 168, 720, 8760)
 _MAX_COLUMNS: Final = 48
-_FEWEST_COLUMNS: Final = 12
+_MIN_COLUMNS: Final = 12
 _MAX_POINTS: Final = 30
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A count from one moment (ms, included) to another."""
+    """The count between two times in ms, without the second."""
 
     from_ms: int
     to_ms: int
@@ -212,12 +209,12 @@ class Span:
 
 
 def over_time(hours: Sequence[Row], *, until_ms: int) -> list[Span]:
-    """Counts by hour (`hour`: since the epoch, `letters`) in columns of one width, 12 to 48 of them, up to the last moment."""
+    """Put counts by hour (`hour` since the epoch, `letters`) into 12 to 48 columns of equal width, up to `until_ms` or later."""
     first = min(int(row["hour"]) for row in hours)
     last = max(*(int(row["hour"]) for row in hours), min(until_ms // _HOUR_MS, first + _WIDTHS[-1] * _MAX_COLUMNS - 1), first)
     width = next((each for each in _WIDTHS if (last // each) - (first // each) < _MAX_COLUMNS), _WIDTHS[-1])
     end = last // width
-    begin = max(min(first // width, end - _FEWEST_COLUMNS + 1), end - _MAX_COLUMNS + 1)
+    begin = max(min(first // width, end - _MIN_COLUMNS + 1), end - _MAX_COLUMNS + 1)
     counts = dict.fromkeys(range(begin, end + 1), 0)
     for row in hours:
         counts[max(int(row["hour"]) // width, begin)] += int(row["letters"])
@@ -225,9 +222,9 @@ def over_time(hours: Sequence[Row], *, until_ms: int) -> list[Span]:
 
 
 def course(values: Sequence[Any]) -> str:
-    """The points of a line through the last values, 100 wide and 20 high; none if there are fewer than three."""
+    """The points of a line through the last values, 100 wide and 20 high; empty if there are fewer than three values."""
     known = [float(each) for each in values[-_MAX_POINTS:] if each is not None]
-    if len(known) < 3:  # noqa: PLR2004 - two points are no course
+    if len(known) < 3:  # noqa: PLR2004 - two points show no trend
         return ""
     top = max(known) or 1
     return " ".join(f"{100 * at / (len(known) - 1):.1f},{20 - 19 * value / top:.1f}" for at, value in enumerate(known))

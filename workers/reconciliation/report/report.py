@@ -1,8 +1,8 @@
-"""The report: the books of one run as one HTML page, which opens offline in any browser and is read in a minute.
+"""The report: the books of one run as one HTML page that opens offline in any browser.
 
-The page is the template `report.html`; this module gives it what it needs besides the summary and its figures. Anybody may have
-written the names, ids and messages: everything that the template prints goes through `plain` and is escaped. The page has no script
-and refers to nothing outside itself; its own content policy forbids it too.
+The page is the template `report.html`; this module prepares its values and filters. Names, ids and messages may come from
+strangers: everything that the template prints goes through `plain` and is escaped. The page has no script and loads nothing; its
+own content policy forbids both.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ if TYPE_CHECKING:
     from .summary import Line, Summary
 
 REPORT: Final = "report.html"
-#: Attempts that have a bar of their own; the rest share one.
+#: The highest number of attempts with its own bar. Higher numbers share one.
 _MAX_BARS: Final = 9
-#: Longer texts are broken: an id to fit on a narrow page, a part of a name to leave room for other columns.
+#: Longer ids, and longer parts of names, may be broken into several lines.
 _LONGEST_ID, _LONGEST_PART = 40, 24
-#: The run times if no attempt is known.
+#: The run times without any attempt.
 _RAN: Final[dict[str, int | None]] = {"attempts": 0, "timed": 0}
 
 
 def page(summary: Summary, trend: Sequence[Line]) -> str:
-    """The whole page; the last line of the trend is this run's own."""
+    """The whole page. The last line of the trend is that of this run."""
     figures = summary.figures or Figures()
     return _template().render(
         summary=summary,
@@ -68,40 +68,39 @@ def _template() -> Template:
 
 
 def _harmless(value: Any) -> Any:
-    """A printed value: markup as it is, anything else as text without control characters."""
     return value if isinstance(value, Markup) else plain(value)
 
 
 def _drawn(flow: Sequence[Row], **size: int) -> Markup:
-    return Markup(drawn(flow, **size))  # noqa: S704 - it escapes what strangers wrote
+    return Markup(drawn(flow, **size))  # noqa: S704 - `drawn` escapes all texts
 
 
 def _name(verdict: str) -> str:
-    """A verdict or an ending as people write it."""
+    """A verdict or an ending in words."""
     return NAMES.get(verdict, verdict.replace("_", " "))
 
 
 def _broken(name: str) -> Markup:
-    """A name that may be broken after its dots and underscores, and inside a long part; never inside a short part."""
+    """A name with possible line breaks after dots and underscores, and inside long parts."""
     parts = plain(name).replace(".", ".\0").replace("_", "_\0").split("\0")
     pieces = [part[at : at + _LONGEST_PART] for part in parts for at in range(0, len(part), _LONGEST_PART)]
     return Markup("<wbr>").join(pieces)
 
 
 def _id(task_id: str) -> Markup:
-    """An id on one line, unless somebody made it very long."""
+    """An id on one line, unless it is very long."""
     shown = plain(task_id)
     return Markup('<span class="id{}">{}</span>').format(" long" if len(shown) > _LONGEST_ID else "", shown)
 
 
 def _commands(text: str) -> Markup:
-    """A text in which the parts between backticks are commands."""
+    """A text whose parts between backticks become code."""
     parts = [escape(each) for each in plain(text).split("`")]
     return Markup().join(Markup("<code>{}</code>").format(part) if at % 2 else part for at, part in enumerate(parts))
 
 
 def _by_number(summary: Summary, names: Iterable[str]) -> list[str]:
-    """The verdicts that any life has, the most frequent first."""
+    """Those of the verdicts that occur, the most frequent first."""
     return sorted((name for name in names if summary.verdicts[name]), key=lambda name: -summary.verdicts[name])
 
 
@@ -112,7 +111,7 @@ def _earliest(faults: Iterable[Row]) -> Row:
 
 
 def _ended(flow: Iterable[Row]) -> dict[str, int]:
-    """How many lives had each ending, in the order of the flow; those that were dropped on purpose are one number."""
+    """The number of lives for each ending, in the order of the flow. Lives that were dropped on purpose are one number."""
     kinds = {"gone": "dropped on purpose", "bad": "wrong"}
     ended = _summed((kinds.get(KINDS.get(row["ending"], "gone"), str(row["ending"])), row["lives"]) for row in flow)
     order = ["succeeded", "dead_lettered", "dropped on purpose", "in_flight", "wrong"]
@@ -120,7 +119,7 @@ def _ended(flow: Iterable[Row]) -> dict[str, int]:
 
 
 def _attempts(rows: Iterable[Row]) -> dict[str, tuple[int, int]]:
-    """Successes and deaths by the number of their attempts; all large numbers are one row."""
+    """Successes and deaths by their number of attempts. Numbers above `_MAX_BARS` share one row."""
     found: dict[str, tuple[int, int]] = {}
     for each in sorted((each for each in rows if each.get("number")), key=lambda each: int(each["number"])):
         name = str(each["number"]) if each["number"] <= _MAX_BARS else f"{_MAX_BARS + 1} or more"
@@ -130,7 +129,7 @@ def _attempts(rows: Iterable[Row]) -> dict[str, tuple[int, int]]:
 
 
 def _summed(pairs: Iterable[tuple[str, Any]]) -> dict[str, int]:
-    """The sum of each name, the greatest first."""
+    """The sum for each name, the largest first."""
     sums: dict[str, int] = {}
     for name, number in pairs:
         sums[name] = sums.get(name, 0) + int(number)

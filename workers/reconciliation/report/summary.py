@@ -1,9 +1,9 @@
-"""The summary: the result of the books as one object, and as one table for people; and the trend, with a line for each run.
+"""The summary: the result of the books as an object and as a table for people. And the trend, with a line for each run.
 
 The books balance if no life has a discrepancy and the export noticed no gap.
 
-The trend is kept in the output (`trend.json`, the oldest line first) and in the state. A run adds its line to those of the output
-that it replaces, and of the state. A run over the same inputs replaces its own line, so that the same inputs give the same trend.
+The trend is kept in the output (`trend.json`, the oldest line first) and in the state. A run adds its line to the trend of both. A
+repeated run replaces its own line, so the same inputs give the same trend.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
-    from ..spark.few_rows import Ways
+    from ..spark.few_rows import Execution
     from ..spark.files import Files
 
 _VERDICT: Final = "verdict."
 _OUTCOME: Final = "outcome."
 _STANDING: Final = "standing."
-#: The columns at which a verdict's rule begins, and the words after a figure.
+#: The columns at which a verdict's rule and the text after a figure begin.
 _RULE, _WHAT = 38, 13
 
 
@@ -40,15 +40,15 @@ _RULE, _WHAT = 38, 13
 class Summary:
     """The books in numbers.
 
-    `as_of_ms` is the time up to which ages were counted. `events` counts each event once. `lives` also counts lives that only the
-    inventory knows; `unannounced` counts lives that no producer recorded. `possible_repeats` are lives that were delivered again,
-    but not by a policy, so that their task may have run twice.
+    Ages count up to `as_of_ms`. `events` counts each event once. `lives` also counts lives that only the inventory has.
+    `unannounced` counts lives that no producer recorded. `possible_repeats` counts lives that were delivered again without a
+    policy, so that their task may have run twice.
 
-    With a state, `events` and `outcomes` count the events that no earlier run counted, and `verdicts` the lives of this run: its
-    own, and those that were open before. `corrections` are settled lives with another verdict now; `standing` counts discrepancies
-    that were reported before, and are not counted again. `from_ms` and `until_ms` are the times of the first and the last event
-    that was read; `dead_letters_held` counts the dead letters in the inventory, whenever they died; `app` and `broker` are those
-    of the inventory, if its export noted them. `unlisted` is how many messages the export counted and did not list, by queue.
+    With a state, `events` and `outcomes` count the events that no earlier run counted, and `verdicts` the lives of this run and
+    those that were open before. `corrections` counts settled lives with another verdict now. `standing` counts discrepancies that
+    were reported before; `verdicts` does not count them. `from_ms` and `until_ms` are the times of the first and last event.
+    `dead_letters_held` counts the dead letters in the inventory. `app` and `broker` come from the inventory's notes. `unlisted` has
+    the numbers of messages that the inventory counted but did not list, by queue.
     """
 
     balanced: bool
@@ -73,7 +73,7 @@ class Summary:
 
     @property
     def has_questions(self) -> bool:
-        """Whether any life needs evidence."""
+        """Whether a life needs evidence."""
         return self.corrections > 0 or any(self.verdicts[name] for name in DISCREPANCIES)
 
     def to_dict(self) -> dict[str, Any]:
@@ -85,7 +85,7 @@ class Summary:
         return told | {"run_times": ran, "in_time": in_time[0] if in_time else {}}
 
     def to_table(self, width: int | None = None) -> str:
-        """The summary as a table for people, on a screen of `width` columns."""
+        """The summary as a table for a screen of `width` columns."""
         lines = [f"  {name:<20} {self.verdicts[name]:>12,}   {RULES[name]}" for name in VERDICTS]
         if self.gaps:
             lines.append(f"  {'gap':<20} {len(self.gaps):>12,}   events left the outcome log before they were exported")
@@ -120,11 +120,11 @@ def summarise(
     *,
     as_of_ms: int,
     grace_ms: int,
-    ways: Ways,
+    execution: Execution,
     before: DataFrame | None = None,
     plain: Mapping[str, int] | None = None,
 ) -> Summary:
-    """Count the lives, in one action; `before` are the lives of earlier runs, as they counted them (one action more).
+    """Count the lives, in one action. `before` has the lives of earlier runs, as these counted them (a second action).
 
     `plain` has the counts of the plain lives, which balance and are not in `judged`: `lives`, `events` and outcomes by name.
     """
@@ -141,7 +141,7 @@ def summarise(
         **sums,
     }
     asked = [partial(_counted, judged, told), *([] if before is None else [partial(_counted, before, sums)])]
-    counts, known = [*ways.done(asked), {}][:2]
+    counts, known = [*execution.run_all(asked), {}][:2]
     verdicts = {name: counts.get(_VERDICT + name, 0) for name in VERDICTS}
     verdicts["balanced"] += plain.get("lives", 0)
 
@@ -189,7 +189,7 @@ Line = dict[str, Any]
 
 
 def read_trend(files: Files, output: str) -> list[Line]:
-    """The lines of an earlier output; none if it has none. Raises `InputError` if the file is not ours."""
+    """The trend in an earlier output; empty if it has none. Raises `InputError` if the file is not a trend."""
     text = files.read(f"{output.rstrip('/')}/{TREND}")
     if text is None:
         return []
@@ -202,14 +202,14 @@ def read_trend(files: Files, output: str) -> list[Line]:
 
 
 def write_trend(files: Files, lines: list[Line], folder: str) -> None:
-    """Write the lines. A run that dies meanwhile leaves the earlier ones."""
+    """Write the trend, by a rename: a run that dies leaves the earlier trend."""
     name, new = (f"{folder.rstrip('/')}/{each}" for each in (TREND, f".{TREND}.new"))
     files.write(new, json.dumps(lines, indent=1) + "\n")
     files.replace(new, name)
 
 
 def line_of(summary: Summary) -> Line:
-    """The line of a run in the trend."""
+    """The line of this run in the trend."""
     figures = summary.figures or Figures()
     p50, p95, p99 = figures.total.get("time_to_success_ms") or (None, None, None)
     return {
@@ -222,6 +222,6 @@ def line_of(summary: Summary) -> Line:
 
 
 def merged(earlier: Iterable[Line], line: Line) -> list[Line]:
-    """The lines of earlier runs and that of this run, ordered by `as_of_ms`."""
+    """The trend with this run's line, ordered by `as_of_ms`. Lines of the same time or later are dropped."""
     by_moment = {each["as_of_ms"]: each for each in earlier if each["as_of_ms"] < line["as_of_ms"]}
     return [*[by_moment[at] for at in sorted(by_moment)][-(MAX_RUNS - 1) :], line]

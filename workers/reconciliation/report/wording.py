@@ -1,8 +1,7 @@
-"""Words and numbers as the report and the terminal show them, and the figures and lives of a run in lines for a terminal.
+"""How the report and the terminal write words and numbers, and a run's figures and lives as lines for a terminal.
 
-Anybody may have written any text: control characters, and characters that are invisible or change the direction of writing, are
-shown as escapes. The text that `shown` returns is harmless in HTML too, in content and in a quoted attribute. If a screen's `width`
-is given, lines are broken between two words.
+Texts may come from strangers: control, invisible and direction-changing characters are escaped. The result of `shown` is also safe
+in HTML, in content and in a quoted attribute.
 """
 
 from __future__ import annotations
@@ -23,25 +22,25 @@ if TYPE_CHECKING:
     from ..figures.figures import Figures, Row
 
 _LATEST_MS = 253_402_300_799_999
-_LONGEST = 400
+_MAX_LENGTH = 400
 #: The text for a missing value.
 _MINUS: Final = "\N{MINUS SIGN}"
 NONE: Final = "\N{EN DASH}"
 
 
 def shown(value: object) -> str:
-    """Text for HTML; text longer than 400 characters is cut."""
+    """Text for HTML, cut after 400 characters."""
     return html.escape(plain(value))
 
 
 def plain(value: object) -> str:
-    """Text for a terminal; text longer than 400 characters is cut."""
+    """Text for a terminal, cut after 400 characters."""
     text = str(value)
-    return safe(text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…")
+    return safe(text if len(text) <= _MAX_LENGTH else f"{text[: _MAX_LENGTH - 1]}…")
 
 
 def count(number: float | None) -> str:
-    """`12,345`; a dash if there is none."""
+    """`12,345`; a dash for None."""
     return NONE if number is None else f"{number:,.0f}"
 
 
@@ -51,23 +50,23 @@ def counted(number: int, one: str, many: str) -> str:
 
 
 def share(part: float | None, whole: float | None) -> str:
-    """A part in per cent, to about two digits; 0 and 100 are shown only if they are exact."""
+    """A share in per cent, to about two digits. 0 and 100 are shown only if they are exact."""
     if not whole or part is None:
         return NONE
     percent = 100 * part / whole
     if percent in {0, 100}:
         return f"{percent:.0f} %"
-    if percent < 0.01:  # noqa: PLR2004 - smaller ones are shown by their counts
+    if percent < 0.01:  # noqa: PLR2004 - for a smaller share, read the counts
         return "< 0.01 %"
     if percent > 99.99:  # noqa: PLR2004 - as above
         return "> 99.99 %"
-    if percent > 99:  # noqa: PLR2004 - here the distance from 100 is what matters
+    if percent > 99:  # noqa: PLR2004 - here the distance from 100 matters
         return f"{percent:.2f} %"
     return f"{float(f'{percent:.2g}'):.{2 if percent < 1 else 1 if percent < 10 else 0}f} %"  # noqa: PLR2004 - two digits
 
 
 def duration(ms: float | None) -> str:
-    """A time in its natural unit, to three digits: `7 ms`, `1.25 s`, `4.5 min`, `3 h`, `2.1 d`; a dash if there is none."""
+    """A time in a fitting unit, to three digits: `7 ms`, `1.25 s`, `4.5 min`, `3 h`, `2.1 d`; a dash for None."""
     if ms is None:
         return NONE
     for unit, size, until in (("ms", 1, 1000), ("s", 1000, 120_000), ("min", 60_000, 3_600_000), ("h", 3_600_000, 172_800_000)):
@@ -77,20 +76,20 @@ def duration(ms: float | None) -> str:
 
 
 def _digits(number: float) -> str:
-    """A number with at most three significant digits; from 100 on as a whole number."""
+    """A number with three significant digits; from 100 on a whole number."""
     written = f"{number:.0f}" if abs(number) >= 100 else f"{number:.3g}"  # noqa: PLR2004 - three digits
     return f"{float(written):g}"
 
 
 def moment(ms: float | None, form: str = "%Y-%m-%d %H:%M") -> str:
-    """A time in ms since the epoch, in UTC; a dash if there is none."""
+    """A time (ms since the epoch) in UTC; a dash for None."""
     if ms is None or not 0 <= ms <= _LATEST_MS:
         return NONE
     return f"{datetime.fromtimestamp(ms / 1000, UTC):{form}}"
 
 
 def change(now: float | None, before: float | None) -> str:
-    """How much more or less than before, in per cent, or from twice on as a factor; empty if there is nothing to compare."""
+    """The change in per cent, or as a factor from 2 on; empty if there is nothing to compare."""
     if now is None or before is None or (before == 0 and now != 0):
         return "" if not now else "new"
     if now == before:
@@ -102,13 +101,13 @@ def change(now: float | None, before: float | None) -> str:
     return f"{'+' if ratio > 1 else _MINUS}{percent:.{0 if percent >= 10 else 1}f} %"  # noqa: PLR2004 - two digits
 
 
-_MOST: Final = 3
-#: Columns below which a text is not made narrower.
-_LEAST: Final = 40
+#: The maximum number of causes and of slow queues in the lines.
+_MAX_LINES: Final = 3
+_MIN_WIDTH: Final = 40
 
 
 def lines_of(figures: Figures) -> list[str]:
-    """Lines on times to success, wasted attempts, causes of death, and slow queues; a line without a figure is left out."""
+    """Lines about times to success, wasted attempts, causes of death and slow queues. Lines without a figure are left out."""
     total = figures.total
     lines = []
     if total.get("time_to_success_ms"):
@@ -124,8 +123,8 @@ def lines_of(figures: Figures) -> list[str]:
         )
     if total.get("redriven"):
         lines.append(f"{count(total['redriven_succeeded'])} of {count(total['redriven'])} redriven succeeded.")
-    lines += [_death(row) for row in figures.causes[:_MOST]]
-    slow = [each for each in figures.queues if each.get("time_to_success_ms")][:_MOST]
+    lines += [_death(row) for row in figures.causes[:_MAX_LINES]]
+    slow = [each for each in figures.queues if each.get("time_to_success_ms")][:_MAX_LINES]
     lines += [
         f"  {duration(row['time_to_success_ms'][1]):>9}  or less for 95 % of the successes on {plain(row['queue'])}" for row in slow
     ]
@@ -139,7 +138,7 @@ def _death(row: Row) -> str:
 
 
 def lives_told(lives: Iterable[Row], width: int | None = None) -> Iterator[str]:
-    """For each verdict its rule and what to do, and below it its lives with their causes."""
+    """For each verdict: its rule, the advice, and its lives with their causes."""
     for verdict, those in groupby(lives, key=lambda life: str(life["verdict"])):
         yield fitted(f"{verdict.replace('_', ' ')}: {RULES.get(verdict, '')}", width)
         of_it = list(those)
@@ -153,8 +152,8 @@ def lives_told(lives: Iterable[Row], width: int | None = None) -> Iterator[str]:
 
 
 def fitted(line: str, width: int | None, hang: int = 0) -> str:
-    """The line, broken into lines of at most `width` columns (None: not broken); later lines are indented by `hang` columns."""
+    """Wrap the line to `width` columns (None: do not wrap). Later lines are indented by `hang` columns."""
     if width is None:
         return line
     given: Any = {"subsequent_indent": " " * hang, "break_long_words": False, "break_on_hyphens": False}
-    return "\n".join(textwrap.wrap(line, max(width, _LEAST), **given)) if line else line
+    return "\n".join(textwrap.wrap(line, max(width, _MIN_WIDTH), **given)) if line else line

@@ -1,1 +1,1 @@
-"""Everything that the job needs of Spark: Java, a session, files, few rows, and expressions as SQL."""
+"""What the job needs of Spark: Java, a session, files, fast queries over few rows, and expressions as SQL."""

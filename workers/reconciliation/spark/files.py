@@ -1,7 +1,7 @@
-"""Files on whatever file system Spark can reach: the few operations that the job needs beyond reading and writing tables.
+"""File operations on any file system that Spark can reach, besides reading and writing tables.
 
-Everything goes through Hadoop's FileSystem, so a path means the same here as where Spark reads it. Limit: on an object store a
-rename is a copy, and not atomic.
+They use Hadoop's FileSystem, so a path means the same here and where Spark reads it. Limit: on an object store a rename is a copy,
+and not atomic.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-#: The characters that have a meaning in a pattern of Hadoop's.
+#: The special characters in Hadoop's patterns.
 _GLOB: Final = re.compile(r"[\\*?\[\]{}]")
 
 
 def literal(uri: str) -> str:
-    """The pattern that matches only this path: Spark treats each path that it reads as a pattern."""
+    """The pattern that matches only this path. Spark reads each path as a pattern."""
     return _GLOB.sub(r"\\\g<0>", uri)
 
 
@@ -43,49 +43,49 @@ class Files:
     """File operations of one session."""
 
     def __init__(self, spark: SparkSession) -> None:
-        self._jvm: Any = spark.sparkContext._jvm  # noqa: SLF001 - Spark has no public door to Hadoop's file systems
+        self._jvm: Any = spark.sparkContext._jvm  # noqa: SLF001 - Spark has no public way to Hadoop's file systems
         self._path: Any = self._class("org.apache.hadoop.fs.Path")
         self._gateway: Any = spark.sparkContext._gateway  # noqa: SLF001 - as above
         self._configuration: Any = spark.sparkContext._jsc.hadoopConfiguration()  # noqa: SLF001 - as above
 
     def absolute(self, uri: str) -> str:
-        """The full URI that a path stands for."""
+        """The full URI of a path."""
         path, system = self._open(uri)
         return str(system.makeQualified(path).toString())
 
     def real(self, uri: str) -> str:
-        """The same; on a local disk, links are followed."""
+        """The full URI of a path. On a local disk, links are followed."""
         path, system = self._open(uri)
         return f"file:{os.path.realpath(_local(path))}" if _is_local(system) else self.absolute(uri)
 
     def exists(self, uri: str) -> bool:
-        """Whether there is a file or folder."""
+        """Whether the file or folder exists."""
         path, system = self._open(uri)
         return bool(system.exists(path))
 
     def names(self, uri: str) -> list[str]:
-        """The names in a folder; none if there is no such folder."""
+        """The names in a folder; empty if there is no such folder."""
         path, system = self._open(uri)
         if not system.exists(path):
             return []
         return sorted(str(each.getPath().getName()) for each in system.listStatus(path) if not _is_checksum(each))
 
     def beginning(self, uri: str, start: str) -> list[str]:
-        """The names in a folder that begin with `start`; the file system itself filters them."""
+        """The names in a folder that begin with `start`, filtered by the file system."""
         path, system = self._open(uri)
         if not system.exists(path):
             return []
-        # A pattern for whole paths would fail if any name in the folder has a colon.
+        # A pattern for whole paths would fail for a name with a colon.
         only = self._class("org.apache.hadoop.fs.GlobFilter")(literal(start) + "*")
         return sorted(str(each.getPath().getName()) for each in system.listStatus(path, only))
 
     def modified_ms(self, uri: str) -> int:
-        """When a file or folder was last changed (ms since the epoch); for a folder, an object store says that it was just now."""
+        """The time of the last change (ms since the epoch). For a folder, an object store returns the current time."""
         path, system = self._open(uri)
         return int(system.getFileStatus(path).getModificationTime())
 
     def walk(self, uri: str) -> Iterator[File]:
-        """All files below, or the file itself; hidden ones (`_`, `.`) and those in hidden folders are left out, as Spark does."""
+        """All files below the folder, or the file itself. Skips hidden files and folders (`_`, `.`), as Spark does."""
         path, system = self._open(uri)
         waiting = [system.getFileStatus(path)]
         top = True
@@ -102,7 +102,7 @@ class Files:
                 yield File(str(where.toString()), name, int(status.getLen()))
 
     def read(self, uri: str) -> str | None:
-        """A small file's text; None if there is no such file."""
+        """The text of a small file; None if there is no such file."""
         path, system = self._open(uri)
         if not system.exists(path):
             return None
@@ -123,9 +123,9 @@ class Files:
             stream.close()
 
     def rename(self, source: str, target: str) -> None:
-        """Move a file or folder; raises `InputError` if the file system refuses.
+        """Move a file or folder. Raises `InputError` if the file system refuses.
 
-        Where a local disk refuses, Hadoop would copy everything and delete it: a folder that is a mount point would be emptied.
+        Hadoop is not used for a local disk: after a refusal it would copy and delete everything, and so empty a mount point.
         """
         path, system = self._open(source)
         to_path = self._path(target)
@@ -140,7 +140,7 @@ class Files:
             raise InputError(msg)
 
     def replace(self, source: str, target: str) -> None:
-        """Move a file over another: in one step if the file system can (HDFS, a local disk), else the old one is removed first."""
+        """Move a file over another, in one step on HDFS and local disks. Elsewhere the old file is removed first."""
         from_path, system = self._open(source)
         to_path = self._path(target)
         rename = self._class("org.apache.hadoop.fs.Options$Rename")
@@ -149,17 +149,17 @@ class Files:
         try:
             context = self._class("org.apache.hadoop.fs.FileContext").getFileContext(system.getUri(), self._configuration)
             context.rename(system.makeQualified(from_path), system.makeQualified(to_path), options)
-        except Py4JJavaError:  # a file system that FileContext does not know: object stores, for the most part
+        except Py4JJavaError:  # FileContext does not know most object stores
             system.delete(to_path, False)  # noqa: FBT003 - Hadoop's `recursive`
             self.rename(source, target)
 
     def remove(self, uri: str) -> None:
-        """Remove a file or folder with all that is in it; nothing happens if there is none."""
+        """Remove a file or folder with its contents, if it exists."""
         path, system = self._open(uri)
         system.delete(path, True)  # noqa: FBT003 - Hadoop's `recursive`
 
     def _class(self, name: str) -> Any:
-        return getattr(self._jvm, name)  # by its whole name: with `a.b.c`, each package would be searched for in all jars
+        return getattr(self._jvm, name)  # by its full name: with `a.b.c`, py4j would search all jars for each package
 
     def _open(self, uri: str) -> tuple[Any, Any]:
         path = self._path(uri)

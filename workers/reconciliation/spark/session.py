@@ -1,8 +1,7 @@
-"""The Spark session that the job runs in, and the errors of Spark in one line for the person who started the job.
+"""The Spark session of the job, and Spark's errors in one line for its user.
 
-Under `spark-submit` the cluster's own settings hold, and only settings that all books need are added. Started as a command, it is a
-quiet local session: all cores, no web page, nothing that listens beyond the loopback, and the messages of Spark go to a log file
-instead of the user's terminal.
+Under `spark-submit` the cluster's settings hold, and only settings that all books need are added. Started as a command, the job has
+a quiet local session: all cores, no web page, no port beyond the loopback, and Spark's messages in a log file.
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 _GIB = 2**30
-#: Bytes that the temporary folder must have room for.
-_ROOM: Final = 2**20
+#: Bytes that the temporary folder must be able to take.
+_NEEDED_BYTES: Final = 2**20
 
-#: Days are in UTC; folding and joining by task need one shuffle only.
+#: Days are in UTC. The settings of partitions let folding and joining by task share one shuffle.
 _ALWAYS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.adaptive.enabled": "true",
@@ -52,12 +51,12 @@ _LOCAL = {
     "spark.task.maxFailures": "1",
 }
 
-#: A session that has less than this (bytes) to read is a short one: some 400,000 events.
-_SHORT: Final = 32 * 2**20
+#: A session with less input than this (bytes) is a short one: about 400,000 events.
+_MAX_SHORT_BYTES: Final = 32 * 2**20
 
-#: Settings for a short session: compiling, by Java or of queries, takes longer than it saves, and so does planning again after each
-#: stage. The heap begins as large as such a session needs it: else its growth, and that of the space for classes, costs a dozen
-#: collections. Without the second compiler Java keeps 48 MiB for compiled code: several runs fill them, and Java compiles again.
+#: Settings for a short session. Compilation (by Java or of queries) and planning after each stage take longer than they save. The
+#: heap and the space for classes begin at the needed size, because their growth would cost a dozen collections. Java's default of
+#: 48 MiB for compiled code with one compiler is too small for several runs.
 _SMALL = {
     "spark.driver.extraJavaOptions": (
         "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
@@ -68,8 +67,8 @@ _SMALL = {
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
 }
 
-#: Settings if there is much to read: the cheapest collector; kept tables uncompressed, because they are read once or twice; parts
-#: of a shuffle so small that no core is idle at its end; and a large cache of compiled queries for the session's next run.
+#: Settings for large inputs: the cheapest collector; no compression of kept tables, which are read once or twice; small partitions
+#: of a shuffle, so that no core is idle at its end; a large cache of compiled queries for the next run in this session.
 _LARGE = {
     "spark.driver.extraJavaOptions": "-XX:+UseParallelGC",
     "spark.sql.inMemoryColumnarStorage.compressed": "false",
@@ -77,14 +76,14 @@ _LARGE = {
     "spark.sql.codegen.cache.maxEntries": "1000",
 }
 
-#: A setting for queries over many events, in any session: the first hash table of an aggregation is so large that it holds the
-#: tasks of one part. A full one would be searched in vain for each further event.
+#: A setting for queries over many events: the first hash table of an aggregation is large enough for the tasks of one partition. A
+#: full table would be searched without a result for each further event.
 LOOKING = {"spark.sql.codegen.aggregate.fastHashMap.capacityBit": "20"}
 
 
 @contextmanager
 def with_settings(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
-    """Give the session other settings while the block runs."""
+    """Change settings of the session while the block runs."""
     before = {name: str(spark.conf.get(name)) for name in settings}
     try:
         for name, value in settings.items():
@@ -97,10 +96,10 @@ def with_settings(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[
 
 @contextmanager
 def session(*, input_bytes: int | None = None, log: Path | None = None) -> Iterator[SparkSession]:
-    """The session that there is already, or a new one, which is stopped at the end.
+    """The active session, or a new one that is stopped at the end.
 
-    `input_bytes` is how much will be read, None if unknown: below 32 MiB Java is started for a short session. Spark's own messages
-    are appended to the file `log`. Raises `InputError` if there is no Java.
+    `input_bytes` is the size of the input, None if unknown: below 32 MiB Java is started for a short session. Spark's messages are
+    appended to the file `log`. Raises `InputError` if there is no Java.
     """
     running = SparkSession.getActiveSession()
     if running is not None:
@@ -113,7 +112,7 @@ def session(*, input_bytes: int | None = None, log: Path | None = None) -> Itera
     try:
         yield started
         if archive is not None:
-            jvm: Any = started.sparkContext._jvm  # noqa: SLF001 - Spark has no public door to Java's properties
+            jvm: Any = started.sparkContext._jvm  # noqa: SLF001 - Spark has no public way to Java's properties
             known = jvm.java.lang.System.getProperty
             archive.keep(str(known("java.class.path")), is_refused=was_there and "sharing" not in str(known("java.vm.info")))
     finally:
@@ -122,19 +121,19 @@ def session(*, input_bytes: int | None = None, log: Path | None = None) -> Itera
 
 def _started(input_bytes: int | None, log: Path | None, archive: ClassArchive | None) -> SparkSession:
     builder = SparkSession.builder.appName("redelivery reconcile").config(map=dict(_ALWAYS))
-    if "PYSPARK_GATEWAY_PORT" in os.environ:  # spark-submit has made everything ready
+    if "PYSPARK_GATEWAY_PORT" in os.environ:  # `spark-submit` has set everything
         return builder.getOrCreate()
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
-    if locale.getencoding().lower().replace("-", "") != "utf8":  # else Java finds no file whose name is not ASCII
+    if locale.getencoding().lower().replace("-", "") != "utf8":  # otherwise Java finds no file with a name beyond ASCII
         os.environ["LC_ALL"] = "C.UTF-8"
-    # Else Spark's scripts start a Python to find SPARK_HOME. The launcher's Java only makes a command line: it gets cheap options.
+    # Without SPARK_HOME, Spark's scripts start a Python to find it. The launcher's Java is short-lived and gets cheap options.
     home = os.environ.setdefault("SPARK_HOME", str(Path(pyspark.__file__).parent))
     if not (Path(home) / "bin" / "spark-submit").exists():
         msg = f"SPARK_HOME names {home}, and there is no bin/spark-submit in it: unset it, or set it to the folder of a Spark"
         raise InputError(msg)
     _check_room()
     os.environ.setdefault("SPARK_LAUNCHER_OPTS", "-XX:+UseSerialGC -XX:TieredStopAtLevel=1")
-    small = input_bytes is not None and input_bytes < _SHORT
+    small = input_bytes is not None and input_bytes < _MAX_SHORT_BYTES
     options: dict[str, bool | float | int | str | None] = {**_LOCAL, **(_SMALL if small else _LARGE)}
     options["spark.driver.memory"] = _heap(2 * _GIB if small else 6 * _GIB)
     if archive is not None:
@@ -148,7 +147,7 @@ def _started(input_bytes: int | None, log: Path | None, archive: ClassArchive | 
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Put SIGINT and SIGTERM off until the block ends: PySpark, interrupted while it starts Java, leaves a Java that never ends."""
+    """Delay SIGINT and SIGTERM until the block ends: if PySpark is interrupted while it starts Java, that Java never ends."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -164,10 +163,10 @@ def _uninterrupted() -> Iterator[None]:
 
 
 def _check_room() -> None:
-    """Raise `InputError` if the temporary folder is full: Java could not write its port there, and Spark would wait without end."""
+    """Raise `InputError` if the temporary folder is full: Java could not write its port there, and Spark would wait forever."""
     try:
         with tempfile.TemporaryFile() as room:
-            room.write(bytes(_ROOM))
+            room.write(bytes(_NEEDED_BYTES))
     except OSError as exc:
         msg = (
             f"{tempfile.gettempdir()} has no room for Spark's temporary files ({exc.strerror}): free space, set TMPDIR to another "
@@ -177,14 +176,14 @@ def _check_room() -> None:
 
 
 def _heap(limit: int) -> str:
-    """Half of the memory, at least 1 GiB, at most `limit`: local mode does everything in the driver. Java takes one or two more."""
+    """Half of the memory, from 1 GiB to `limit`, for the driver, which does all the work in local mode."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return f"{min(max(memory // 2, _GIB), limit) // 2**20}m"
 
 
 @contextmanager
 def _output_into(log: Path | None) -> Iterator[None]:
-    """Let processes that start in this block write to this file all that they print, on both streams, for as long as they live."""
+    """Redirect stdout and stderr of processes that start in this block to the file, until they end."""
     path = Path(os.devnull) if log is None else log
     kept = [os.dup(stream) for stream in (1, 2)]
     try:
@@ -198,7 +197,7 @@ def _output_into(log: Path | None) -> Iterator[None]:
             os.close(before)
 
 
-#: Exceptions that the job may raise besides our own errors.
+#: Exceptions that the job may raise besides `RedeliveryError`.
 FAULTS: Final = (PySparkException, Py4JError, ConnectionError, OSError)
 
 _FILE: Final = re.compile(r"(?:file|path)[ :]+'?((?:[a-z0-9]+:)?/[^\s'\"]+)", re.IGNORECASE)
@@ -247,7 +246,7 @@ def explain(exc: BaseException) -> str:
     if isinstance(exc, Py4JError) and not isinstance(exc, Py4JJavaError):
         return _ENDED
     lines = [" ".join(line.lstrip(": ").split()) for line in told.splitlines() if line.strip()]
-    lines = lines[1:] if isinstance(exc, Py4JJavaError) else lines  # its first line names the call, and no fault
+    lines = lines[1:] if isinstance(exc, Py4JJavaError) else lines  # its first line only names the call
     return lines[0] if lines else type(exc).__name__
 
 
@@ -255,7 +254,7 @@ def _told(exc: BaseException) -> str:
     """The messages of the exception and of its causes in Java, without the stack."""
     lines = [str(exc)]
     cause = exc.java_exception if isinstance(exc, Py4JJavaError) else None
-    while cause is not None and len(lines) < 20:  # noqa: PLR2004 - a chain that is longer repeats itself
+    while cause is not None and len(lines) < 20:  # noqa: PLR2004 - a longer chain repeats itself
         lines.append(str(cause.getMessage()))
         cause = cause.getCause()
     return "\n".join(lines)

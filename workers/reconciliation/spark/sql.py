@@ -1,8 +1,7 @@
-"""Expressions for tables, as texts in SQL.
+"""Expressions for tables, as SQL texts.
 
-A text needs one to three calls into Java; the same expression made of `Column`s needs a call for each operator. A run of the books
-makes some thousands of expressions, which is a good part of its time if there are few lives. So long expressions are texts; short
-ones, or those that depend on what was found, may be either.
+A text needs one to three calls into Java; an expression of `Column`s needs a call for each operator. A run makes some thousands of
+expressions, which takes a large part of its time if there are few lives. So long expressions are texts.
 """
 
 from __future__ import annotations
@@ -18,27 +17,27 @@ if TYPE_CHECKING:
 
 
 def named(texts: Mapping[str, str]) -> list[str]:
-    """Each text with its name."""
+    """The expressions with their names, for `selectExpr`."""
     return [f"{text} AS `{name}`" for name, text in texts.items()]
 
 
 def grouped(table: DataFrame, by: Iterable[str], aggregates: Mapping[str, str]) -> DataFrame:
-    """A row for each group of rows that agree in these columns: those columns, and the aggregates by their names."""
-    # One text for all, a struct, needs fewer calls; but Spark then makes that struct for each group.
+    """Group the table by these columns. The result has the columns, and the aggregates by name."""
+    # One struct of all aggregates would need fewer calls, but Spark would then make the struct for each group.
     return table.groupBy(*by).agg(*(F.expr(text) for text in named(aggregates)))
 
 
 def row_of(table: DataFrame, aggregates: Mapping[str, str]) -> dict[str, Any]:
-    """The aggregates of all rows, by name, in one action."""
+    """Aggregate all rows in one action. Returns the aggregates by name."""
     return table.selectExpr(*named(aggregates)).collect()[0].asDict()
 
 
 def one_of(column: str, values: Iterable[str | int]) -> str:
-    """Whether a column holds one of these."""
+    """Whether a column has one of these values, in SQL."""
     return f"{column} IN ({', '.join(str(each) if isinstance(each, int) else quoted(each) for each in values)})"
 
 
 def quoted(word: str) -> str:
-    """A text as SQL writes it."""
+    """The text as an SQL literal."""
     escaped = word.replace("\\", "\\\\").replace("'", "\\'")
     return f"'{escaped}'"
