@@ -1,1 +1,1 @@
-"""What the tests are made of: servers, workers, applications."""
+"""Helpers of the tests: servers, workers, applications."""

@@ -1,4 +1,4 @@
-"""A transport on a private server, with an owner that is alive: what the tests of the transitions work at."""
+"""The bench of the tests of transitions: a transport on a private server."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Bench:
         free: int = 0,
         is_look: bool = False,
     ) -> list[Any]:
-        """Call the script as the channel does; its answer."""
+        """Call the receive script as the channel does. Returns its answer."""
         keys = self.keys
         self.calls = self.calls + 1 if number is None else number
         fixed = [keys.unacked, keys.unacked_index, keys.received(token), keys.leases, keys.woken(token)]
@@ -67,16 +67,16 @@ class Bench:
         return [json.loads(raw)["body"] for raw in raws]
 
     def take(self, body: str = "a") -> str:
-        """Publish and receive one message; its tag."""
+        """Publish and receive one message. Returns its tag."""
         self.publish(body)
         return str(self.receive(1)[4].decode())
 
     def waiting(self, name: str = QUEUE) -> list[str]:
-        """What lies in a list, the next to be taken first."""
+        """The bodies in a queue, the next to be received first."""
         return [json.loads(raw)["body"] for raw in reversed(self.client.lrange(self.keys.list(name), 0, -1))]
 
     def let_pass(self, ms: int) -> None:
-        """Wait until the server's clock, which decides what is due, has advanced by so much."""
+        """Wait until the server's clock has advanced by `ms`."""
         begun = self.transport.now_ms()
         until(lambda: self.transport.now_ms() > begun + ms, what="the server's clock to go on")
 

@@ -1,7 +1,4 @@
-"""The project's wheel and source distribution, built once for all tests of a run.
-
-`.ci/run` has built them already, and names their folder in `TESTS_DIST`.
-"""
+"""The project's wheel and source distribution, built once for all tests of a run, or before it by `.ci/run` (`TESTS_DIST`)."""
 
 from __future__ import annotations
 
@@ -23,20 +20,20 @@ IGNORED = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "di
 
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of both files."""
+    """The folder with both files."""
     if "TESTS_DIST" in os.environ:
         return Path(os.environ["TESTS_DIST"])
     base = tmp_path_factory.getbasetemp()
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     with (shared / "building").open("a") as building:
-        fcntl.flock(building, fcntl.LOCK_EX)  # of several processes, the first builds
+        fcntl.flock(building, fcntl.LOCK_EX)  # the first process builds
         if not (shared / "dist").exists():
             _build(shared)
     return shared / "dist"
 
 
 def _build(folder: Path) -> None:
-    """Build both, from a copy: a build writes into the tree that it builds."""
+    """Build both from a copy of the repository: a build writes into its source tree."""
     tree = folder / "source" / "redelivery"
     shutil.rmtree(tree, ignore_errors=True)
     shutil.copytree(ROOT, tree, symlinks=True, ignore=IGNORED)

@@ -1,4 +1,4 @@
-"""A collector of OpenTelemetry's: takes what exporters send (OTLP over http), and shows it as trees and as figures."""
+"""An OpenTelemetry collector (OTLP over http), which shows spans as trees, and metrics as figures."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Told:
 
     @classmethod
     def of(cls, span: Wire) -> Self:
-        """As it came."""
+        """Convert a span from the wire."""
         return cls(
             name=span.name,
             kind=Wire.SpanKind.Name(span.kind).removeprefix("SPAN_KIND_"),
@@ -64,7 +64,7 @@ def _values(attributes: Iterable[Any]) -> dict[str, Any]:
 
 @dataclass
 class Collector:
-    """What has been sent so far. Figures are the last of each series: of each process, by its id."""
+    """Everything that was sent so far. `figures` has the last value of each series of each process."""
 
     spans: list[Told] = field(default_factory=list)
     figures: dict[tuple[str, str, tuple[tuple[str, Any], ...]], Any] = field(default_factory=dict)
@@ -73,7 +73,6 @@ class Collector:
 
     @property
     def address(self) -> str:
-        """Where it listens."""
         assert self._server is not None
         return f"http://127.0.0.1:{self._server.server_address[1]}"
 
@@ -91,7 +90,7 @@ class Collector:
                 self.end_headers()
 
             def log_message(self, *_: Any) -> None:
-                """Nothing."""
+                """Log nothing."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
@@ -104,16 +103,14 @@ class Collector:
         self._server.server_close()
 
     def take_traces(self, body: bytes) -> None:
-        """Some spans have come."""
         for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
             for scope in resource.scope_spans:
                 self.scopes[scope.scope.name] += len(scope.spans)
                 self.spans.extend(map(Told.of, scope.spans))
 
     def take_metrics(self, body: bytes) -> None:
-        """Some figures have come."""
         for resource in ExportMetricsServiceRequest.FromString(body).resource_metrics:
-            process = str(_values(resource.resource.attributes)["service.instance.id"])  # the SDK makes one in each forked process
+            process = str(_values(resource.resource.attributes)["service.instance.id"])  # each forked process has its own id
             for scope in resource.scope_metrics:
                 for metric in scope.metrics:
                     kind = metric.WhichOneof("data")
@@ -128,7 +125,7 @@ class Collector:
         return sorted(found, key=lambda each: each.start)
 
     def series(self, name: str, *labels: str, of: str = "") -> Counter[tuple[Any, ...]]:
-        """A counter, summed over all processes, or of one, by the values of these labels."""
+        """A counter by the values of these labels, summed over all processes, or of one process (`of`)."""
         found: Counter[tuple[Any, ...]] = Counter()
         for (metric, process, said), value in list(self.figures.items()):
             if metric == name and of in {"", process}:
@@ -138,7 +135,7 @@ class Collector:
 
 
 def tree(spans: list[Told], shown: Callable[[Told], str]) -> str:
-    """The spans as an indented tree, those below one span in the order in which they began."""
+    """The spans as an indented tree. Siblings are in the order of their start."""
     ids = {each.span_id for each in spans}
 
     def lines(parent: str | None, depth: int) -> list[str]:

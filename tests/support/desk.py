@@ -1,4 +1,4 @@
-"""An operator's desk: an app on a private broker, and messages that the real transitions put where a test wants them."""
+"""An operator's desk: an app on a private broker, whose messages the real transitions put where a test needs them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ QUEUE, LETTERS = "orders", "DLQ.orders"
 
 
 def harmless(text: str) -> bool:
-    """Whether a text has no control character except newline and tab: nothing that moves a cursor or changes the text direction."""
+    """Whether a text has only newlines and tabs as control characters, and none that changes the text direction."""
     return not any(unicodedata.category(char) in {"Cc", "Cf", "Cs"} for char in re.sub(r"[\n\t]", "", text))
 
 
@@ -86,17 +86,14 @@ class Desk:
 
     @property
     def transport(self) -> RedisBroker:
-        """The transitions."""
         return redis_of(self.install)
 
     @property
     def client(self) -> Redis:
-        """A client of the broker."""
         return self.transport.client
 
     @property
     def keys(self) -> Keys:
-        """The names in the broker."""
         return self.transport.keys
 
     @property
@@ -105,17 +102,17 @@ class Desk:
         raw: Any = self.client.xrange(self.keys.outcomes)
         return entries(raw)
 
-    # putting messages where they are wanted
+    # put messages in their places
 
     def publish(self, message: dict[str, Any] | bytes | None = None, queue: str = QUEUE, priority: int = 0) -> str:
-        """Into a queue; its task id."""
+        """Put a message into a queue. Returns its task id."""
         message = task_message() if message is None else message
         raw = message if isinstance(message, bytes) else sealed(message)
         self.client.lpush(self.keys.list(self.keys.list_name(queue, priority)), raw)
         return "" if isinstance(message, bytes) else str(message["headers"].get("id"))
 
     def hold(self, owner: str = "w", worker: str = "w@desk", queue: str = QUEUE) -> str:
-        """Receive one message as the worker of this owner token would; its tag."""
+        """Receive one message as the worker with this owner token would. Returns its tag."""
         keys = self.keys
         if not self.client.hexists(keys.leases, owner):
             self.transport.leases.register(owner, {"worker": worker})
@@ -127,7 +124,7 @@ class Desk:
         return str(answer[4].decode())
 
     def delay(self, message: dict[str, Any], delay_ms: int = 3_600_000) -> str:
-        """Publish, receive, and defer."""
+        """Publish, receive and defer a message. Returns its task id."""
         task_id = self.publish(message)
         tag = self.hold()
         event = Event(task_id=task_id, outcome=Outcome.DEFERRED, task=message["headers"]["task"], queue=QUEUE)
@@ -145,7 +142,7 @@ class Desk:
         into: str = LETTERS,
         fingerprint: str | None = None,
     ) -> str:
-        """Publish, receive, and dead-letter; its task id."""
+        """Publish, receive and dead-letter a message. Returns its task id."""
         message = task_message() if message is None else message
         task_id = self.publish(message)
         tag, now = self.hold(), self.transport.now_ms()
@@ -174,15 +171,15 @@ class Desk:
         self.transport.dead_letter(tag, sealed(letter), dead_letter_queue=into, queue=QUEUE, event=event)
         return task_id
 
-    # what is there
+    # look at the broker
 
     def messages(self, name: str = QUEUE) -> list[dict[str, Any]]:
-        """The messages of a list, the next to be taken first."""
+        """The messages of a queue, the next to be received first."""
         raws: Any = self.client.lrange(self.keys.list(name), 0, -1)
         return [json.loads(raw) for raw in reversed(raws)]
 
     def ids(self, name: str = QUEUE) -> list[str]:
-        """Their task ids."""
+        """The task ids of the messages of a queue."""
         return [message["headers"]["id"] for message in self.messages(name)]
 
     # the command line
@@ -196,14 +193,14 @@ class Desk:
             del sys.modules[self.module.__name__]
 
     def json(self, *words: str) -> Any:
-        """What a command prints as JSON. Raises `AssertionError` where it fails."""
+        """The JSON that a command prints. Raises `AssertionError` if the command fails."""
         done = self.run(*words, "--json")
         assert done.exit_code == 0, done.output
         return json.loads(done.stdout)
 
 
 def copies(desk: Desk, count: int) -> list[str]:
-    """So many letters, made in one go; their task ids, the oldest first."""
+    """Make `count` letters at once. Returns their task ids, the oldest first."""
     desk.die(task_message("first"))
     raw: Any = desk.client.lpop(LETTERS)
     ids = [f"task-{number:05}" for number in range(count)]
@@ -213,7 +210,6 @@ def copies(desk: Desk, count: int) -> list[str]:
 
 @pytest.fixture
 def desk(server: Server) -> Iterator[Desk]:
-    """A desk on a private broker."""
     made = Desk(server)
     yield made
     made.transport.close()
@@ -221,7 +217,7 @@ def desk(server: Server) -> Iterator[Desk]:
 
 @pytest.fixture(name="desk")
 def each_desk(any_server: Server) -> Iterator[Desk]:
-    """A desk on each kind of server, for a module that imports this."""
+    """A desk on each kind of server."""
     made = Desk(any_server)
     yield made
     made.transport.close()

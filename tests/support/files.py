@@ -1,6 +1,6 @@
-"""kombu's filesystem transport in a temporary folder: a broker for real worker processes that needs no server.
+"""kombu's filesystem transport in a temporary folder: a broker without a server.
 
-It has no outcome log: events are lines in the workers' logs, which are read here.
+It has no outcome log: events are read from the workers' logs.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ NUMBERS = {field.name for field in fields(Event) if "int" in str(field.type)}
 
 @dataclass
 class Files:
-    """The broker of one folder, with the little that tests of any broker ask for."""
+    """The broker of one folder, with the interface that tests of any broker use."""
 
     folder: Path
     url: str = "filesystem://"
 
     @property
     def queues(self) -> Path:
-        """Where its messages lie."""
+        """The folder of the messages."""
         return self.folder / "queues"
 
     @property
     def conf(self) -> dict[str, Any]:
-        """What Celery's settings must say for it."""
+        """The settings of Celery for this broker."""
         self.queues.mkdir(exist_ok=True)
         options = {"data_folder_in": str(self.queues), "data_folder_out": str(self.queues)}
         options["control_folder"] = str(self.folder / "control")
         return {"broker_transport_options": {**options, "polling_interval": 0.05}, "worker_lost_wait": 1.0}
 
     def connection(self) -> Connection:
-        """A new connection without redelivery; it writes whole files, because a worker ends if it reads a half-written one."""
+        """A new connection without redelivery. It writes files atomically, because a worker ends at a half-written file."""
         options = self.conf["broker_transport_options"]
         return Connection(transport=FilesystemTransport, transport_options=options)
 
     def messages(self, queue: str) -> list[dict[str, Any]]:
-        """The messages of a queue, the next to be taken first."""
+        """The messages of a queue, the next to be received first."""
         found = []
         for path in sorted(self.queues.iterdir()):
             if path.name.partition(".")[2] == f"{queue}.msg":
@@ -61,10 +61,10 @@ class Files:
                     continue  # a worker has taken it meanwhile
         return found
 
-    # what tests of any broker ask for
+    # the interface of all brokers
 
     def events(self, prefix: str = "") -> list[Event]:  # noqa: ARG002 - a folder has no prefix
-        """Everything that the workers have logged as recorded, in the order of its times."""
+        """The recorded events in the workers' logs, in the order of their times."""
         lines = [
             line for log in sorted(self.folder.glob("worker-*.log")) for line in log.read_text("utf-8", "replace").splitlines()
         ]
@@ -76,7 +76,7 @@ class Files:
         return self.messages(queue)[::-1]
 
     def leftovers(self) -> dict[str, int]:
-        """What waits, dead letters and remote control aside."""
+        """The numbers of waiting messages, without dead letters and remote control."""
         names = (path.name.partition(".")[2].removesuffix(".msg") for path in self.queues.iterdir())
         return dict(Counter(name for name in names if not name.startswith("DLQ.") and "pidbox" not in name))
 

@@ -1,9 +1,9 @@
 """Celery workers that are forked from a process which has imported Celery: a start costs less than half of the processor time.
 
-`python -m tests.support.forked` is that process. It has imported libraries, and nothing of the project. It reads orders, lines of
-JSON. It answers with the id of each process that it forks, and with the id and exit code of each process that ends. It does not
-reap an ended process before it is told that the exit code is known, so that no signal reaches another process with the same id. It
-ends when its input ends.
+`python -m tests.support.forked` is that process. It has imported libraries, and nothing of the project. It reads orders (lines of
+JSON), and answers with the id of each process that it forks, and the id and exit code of each process that ends. It reaps a process
+only after an order says that the exit code is known, so that no signal reaches a new process with the same id. It ends with its
+input.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 ROOT = Path(__file__).resolve().parents[2]
-#: What nearly each worker imports.
+#: Modules that nearly each worker imports.
 IMPORTED = (
     "celery.bin.celery",
     "celery.bin.worker",
@@ -38,12 +38,12 @@ IMPORTED = (
     "structlog",
     "tenacity",
 )
-#: What may differ between the environments of two processes that are forked from one.
+#: Variables that may differ between processes that are forked from the same process.
 OWN = ("SHOP_", "REDELIVERY_", "CHAOS_", "PYTEST_CURRENT_TEST")
 
 
 class ForkedProcess:
-    """A process that the tests' forking process has forked; it has the interface of `subprocess.Popen`."""
+    """A forked process, with the interface of `subprocess.Popen`."""
 
     def __init__(self, nursery: Nursery, pid: int) -> None:
         self._nursery = nursery
@@ -53,32 +53,30 @@ class ForkedProcess:
         self.has_ended = threading.Event()
 
     def poll(self) -> int | None:
-        """Its exit code, or minus the number of its signal; None while it runs."""
+        """The exit code, or minus the number of the signal; None while it runs."""
         return self.wait(0) if self.has_ended.is_set() else None
 
     def wait(self, timeout: float | None = None) -> int:
-        """As `poll`, once it has ended. Raises `subprocess.TimeoutExpired`."""
+        """Wait for the end, and return the exit code. Raises `subprocess.TimeoutExpired`."""
         if not self.has_ended.wait(timeout):
             raise subprocess.TimeoutExpired(str(self.pid), timeout or 0)
         self._nursery.note(self)
         return self.ended_with
 
     def send_signal(self, number: int) -> None:
-        """Send a signal; nothing if the process has ended."""
+        """Send a signal if the process has not ended."""
         if self.poll() is None:
             os.kill(self.pid, number)
 
     def terminate(self) -> None:
-        """SIGTERM."""
         self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """SIGKILL."""
         self.send_signal(signal.SIGKILL)
 
 
 class Nursery:
-    """The process that forks, and those that it has forked. Used from any thread."""
+    """The forking process and its forked processes, for any thread."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._starting, self._writing = threading.Lock(), threading.Lock()
@@ -91,12 +89,12 @@ class Nursery:
         atexit.register(self.close)
 
     def close(self) -> None:
-        """End the forking process; the processes that it has forked go on."""
+        """End the forking process. Its forked processes go on."""
         self._process.stdin.close()
         self._process.wait()
 
     def start(self, words: Sequence[str], *, env: Mapping[str, str], cwd: Path, log: Path) -> ForkedProcess:
-        """Run `celery` with these words, in a session of its own."""
+        """Run `celery` with these words in a new session."""
         log.write_bytes(b"")
         order = {"words": list(words), "env": dict(env), "cwd": str(cwd), "log": str(log)}
         with self._starting:
@@ -135,7 +133,7 @@ _NURSERIES: dict[tuple[tuple[str, str], ...], Nursery] = {}
 
 
 def forked_worker(words: Sequence[str], *, env: Mapping[str, str], cwd: Path, log: Path) -> ForkedProcess:
-    """Run `celery` with these words; one process for each environment forks those that share it."""
+    """Run `celery` with these words, forked from the process for this environment."""
     shared = {name: value for name, value in env.items() if not name.startswith(OWN)}
     key = tuple(sorted(shared.items()))
     if key not in _NURSERIES:
@@ -147,7 +145,7 @@ def forked_worker(words: Sequence[str], *, env: Mapping[str, str], cwd: Path, lo
 
 
 def serve() -> dict[str, Any] | None:
-    """Fork as ordered; the order in each forked process, None when the input has ended."""
+    """Fork as ordered. Returns the order in each forked process, and None at the end of the input."""
     wakes, woken = os.pipe()
     os.set_blocking(woken, False)
     signal.set_wakeup_fd(woken)
@@ -188,7 +186,7 @@ def _answer(**answer: int) -> None:
 
 
 def become(order: dict[str, Any]) -> None:
-    """Be the process that was ordered: `python -m celery`, with these words, here."""
+    """Run `python -m celery` as ordered, in this process."""
     os.setsid()
     _answer(pid=os.getpid())
     null, log = os.open(os.devnull, os.O_RDONLY), os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -196,7 +194,7 @@ def become(order: dict[str, Any]) -> None:
         os.dup2(target, number)
     os.close(null)
     os.close(log)
-    faulthandler.register(signal.SIGUSR2, all_threads=True)  # `Worker.dump_stacks`, of its children too
+    faulthandler.register(signal.SIGUSR2, all_threads=True)  # for `Worker.dump_stacks`
     os.chdir(order["cwd"])
     os.environ.clear()
     os.environ.update(order["env"])

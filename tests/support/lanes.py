@@ -1,8 +1,8 @@
 """Two lanes of tests: the quick one, which `./dev test` runs, and all tests, which `./dev test --full` runs.
 
-A test, or one of its parameters, that has the mark `full` (`FULL` here) is left out of the quick lane, unless it is named by its ID
-(`./dev test tests/test_x.py::test_y`). The quick lane draws the same random values in every run. The full lane draws a seed, prints
-it, and draws all values from it; `./dev test --full --seed N` draws those of seed N again.
+The quick lane leaves out a test or a parameter with the mark `full` (`FULL` here), unless the command line names it by its ID
+(`./dev test tests/test_x.py::test_y`). The quick lane has the same random values in every run. The full lane draws a new seed, and
+prints it; `./dev test --full --seed N` uses seed N.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ __all__ = [
     "seed",
 ]
 
-#: The mark of a test, or of a parameter, that only the full lane runs.
+#: The mark of tests and parameters that only the full lane runs.
 FULL = pytest.mark.full
 #: The seed of every quick run.
 QUICK_SEED = 1
-#: How many other tests a slow one takes as long as.
+#: The number of other tests that take as long as one slow test.
 SLOW = 20
-#: Where test modules, and the processes that they start, find the seed of the run.
+#: The variable with the seed, for test modules and the processes that they start.
 VARIABLE = "TESTS_SEED"
-#: How many tests were left out; in a run with pytest-xdist, each worker process tells the same number.
+#: The number of tests that were left out. Each worker process of pytest-xdist reports the same number.
 LEFT_OUT = pytest.StashKey[int]()
 
 
@@ -50,21 +50,21 @@ def seed() -> int:
 
 
 def is_full(config: pytest.Config) -> bool:
-    """Whether this run is of the full lane."""
+    """Whether this is a run of the full lane."""
     return bool(config.option.full)
 
 
 def first_quick(values: Iterable[Any]) -> list[Any]:
-    """Parameters: the first is in the quick lane, the others are only in the full lane.
+    """Put the first parameter into the quick lane, and the others only into the full lane.
 
-    A tuple is the values of several parameters.
+    A tuple has the values of several parameters.
     """
     first, *others = values
     return [first, *(_in_full(each) for each in others)]
 
 
 def _in_full(value: Any) -> Any:
-    """The same parameter, in the full lane alone."""
+    """The same parameter, only in the full lane."""
     if isinstance(value, type(pytest.param())):
         return pytest.param(*value.values, marks=(*value.marks, FULL), id=value.id)
     return pytest.param(*value if isinstance(value, tuple) else (value,), marks=FULL)
@@ -79,13 +79,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Draw the seed, and hand it to Hypothesis, to test modules and to the worker processes of pytest-xdist.
+    """Draw the seed for Hypothesis, the test modules and the worker processes of pytest-xdist.
 
-    Hypothesis measures no time: beside so many other tests, that says how busy the machine is.
+    Hypothesis has no deadlines, because durations depend on the load of the machine.
     """
     option = config.option
     if hasattr(option, "loadscopereorder"):
-        option.loadscopereorder = False  # pytest-xdist would count tests, and a slow one as one
+        option.loadscopereorder = False  # keep the order of `_longest_first`
     if option.seed is None:
         option.seed = secrets.randbelow(10**6) if option.full else QUICK_SEED
     os.environ[VARIABLE] = str(option.seed)
@@ -97,12 +97,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_report_header(config: pytest.Config) -> str:
-    """Say which lane this is, and how its random values are drawn again."""
+    """Report the lane, and the command that draws the same random values."""
     return f"lane: {_again(config)}"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out tests of the other lane. With several processes, start the longest groups first, so that none runs last."""
+    """Leave out tests of the full lane. With several processes, start the longest groups first."""
     kept: list[pytest.Item] = []
     left_out: list[pytest.Item] = []
     for item in items:
@@ -116,13 +116,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """Take over what a worker process of pytest-xdist left out."""
-    told = getattr(node, "workeroutput", {})  # one that has crashed says nothing
+    """Take over the number of a worker process of pytest-xdist."""
+    told = getattr(node, "workeroutput", {})  # a crashed process has no output
     node.config.stash[LEFT_OUT] = told.get("left_out", node.config.stash.get(LEFT_OUT, 0))
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """Say what was left out, and how the same is run again."""
+    """Report the number of tests that were left out, or the command that draws the same random values."""
     left_out = config.stash.get(LEFT_OUT, 0)
     if left_out:
         terminalreporter.write_line(f"{left_out} tests are in the full lane only: ./dev test --full")
@@ -136,12 +136,12 @@ def _again(config: pytest.Config) -> str:
 
 
 def _belongs(config: pytest.Config, item: pytest.Item) -> bool:
-    """Whether this run has the test."""
+    """Whether this run includes the test."""
     return is_full(config) or item.get_closest_marker("full") is None or _is_named(config, item)
 
 
 def _longest_first(items: list[pytest.Item]) -> list[pytest.Item]:
-    """The tests of a group, which one process runs, count together, and a slow test as much as `SLOW` others."""
+    """Sort the tests by the estimated time of their group. A slow test counts as `SLOW` others."""
     times: Counter[str] = Counter()
     for item in items:
         times[_group(item)] += SLOW if item.get_closest_marker("slow") else 1
@@ -149,12 +149,12 @@ def _longest_first(items: list[pytest.Item]) -> list[pytest.Item]:
 
 
 def _group(item: pytest.Item) -> str:
-    """What one process runs together: the test's group, or the test alone."""
+    """The group of tests that one process runs, or the test alone."""
     return "_".join(sorted(str(mark.args[0]) for mark in item.iter_markers("xdist_group"))) or item.nodeid
 
 
 def _is_named(config: pytest.Config, item: pytest.Item) -> bool:
-    """Whether the test was asked for by its ID, or by the one of its function."""
+    """Whether the command line names the test, or its function."""
     asked = [each.partition("::") for each in config.args if "::" in each]
     name = item.nodeid.partition("::")[2].partition("@")[0]
     return any(

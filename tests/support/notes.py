@@ -1,4 +1,4 @@
-"""What an app of the tests tells the test that has started it: a line for each run of a task, and that its worker consumes."""
+"""What an app of the tests reports to its test: a line for each run of a task, and that its worker consumes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["note", "ready"]
 
 
 def note(task_id: str, **facts: Any) -> None:
-    """Append one line; whole lines of different processes do not mix."""
+    """Append one line in one write, so that lines of different processes do not mix."""
     line = json.dumps({"id": task_id, "at": time.time(), "pid": os.getpid(), **facts}, default=repr) + "\n"
     descriptor = os.open(os.environ["SHOP_RUNS"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     try:
@@ -22,5 +22,5 @@ def note(task_id: str, **facts: Any) -> None:
 
 
 def ready(**_: Any) -> None:
-    """Say that the worker consumes: what an app connects to Celery's `worker_ready`."""
+    """Report that the worker consumes. Apps connect this to Celery's `worker_ready`."""
     Path(os.environ["SHOP_READY"]).touch()

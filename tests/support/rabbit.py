@@ -1,9 +1,8 @@
-"""Private RabbitMQ nodes, each with its own epmd, ports, folder and cookie; ended by their process ids.
+"""Private RabbitMQ nodes, each with its own epmd, ports, folder and cookie, ended by process id.
 
-The tests of one run share one node, whatever process of pytest-xdist they run in, and each test has a virtual host of its own on
-it. Each process that uses the node holds a shared lock on a file. A keeper process, which has started the node, waits for the
-exclusive lock and ends the node when it has it. So the node ends even if test processes are killed, because a dead process holds
-no lock. Tests that kill, restart or alarm the broker take a node of their own (`private_rabbit`).
+All processes of a test run share one node, on which each test has its own virtual host. Each process that uses the node holds a
+shared lock on a file. A keeper process starts the node, waits for the exclusive lock, and then ends the node. So the node ends even
+if test processes are killed. Tests that kill, restart or alarm the broker have their own node (`private_rabbit`).
 """
 
 from __future__ import annotations
@@ -43,9 +42,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Node", "Rabbit", "managed_node", "need_rabbit", "private_rabbit", "rabbit", "rabbit_node"]
 
-#: Seconds that the keeper may take: what its node may, and a minute.
+#: The timeout of the keeper's start in seconds: that of its node, and a minute.
 TIMEOUT = NODE_PATIENCE + 60
-#: The tests' own queue at the exchange of the outcome log.
+#: The tests' queue at the exchange of the outcome log.
 TAP = "tests.tap"
 
 
@@ -56,10 +55,10 @@ def installed() -> bool:
 
 @dataclass
 class Node(RabbitNode):
-    """One node, and what only tests ask of it."""
+    """One node, with operations that only tests need."""
 
     def evaluate(self, code: str) -> str:
-        """Evaluate Erlang on the node: 50 ms, where a command takes seconds. Raises `AssertionError` where it fails."""
+        """Evaluate Erlang on the node in 50 ms, where a command takes seconds. Raises `AssertionError` on a failure."""
         command = ["erl_call", "-sname", self.name, "-c", self.cookie, "-h", f"c{uuid.uuid4().hex[:12]}", "-e"]
         given: Any = {"input": f"{code}\n", "env": self.environment, "capture_output": True, "text": True}
         done = subprocess.run(command, **given, timeout=120, check=False)
@@ -68,7 +67,6 @@ class Node(RabbitNode):
         return str(done.stdout).removeprefix("{ok, ").removesuffix("}")
 
     def vhost(self) -> Rabbit:
-        """A new virtual host."""
         rabbit = Rabbit(self, f"v{uuid.uuid4().hex[:12]}")
         rabbit.add()
         rabbit.tap()
@@ -77,7 +75,7 @@ class Node(RabbitNode):
 
 @dataclass
 class Rabbit:
-    """One virtual host of a node, with the little that tests of either broker ask for: its URL, events, letters and leftovers."""
+    """One virtual host of a node, with the interface that tests of any broker use."""
 
     node: Node
     name: str
@@ -85,11 +83,9 @@ class Rabbit:
 
     @property
     def url(self) -> str:
-        """Its address, as Celery takes it."""
         return f"amqp://{USER}:{USER}@127.0.0.1:{self.node.port}/{self.name}"
 
     def add(self) -> None:
-        """Make it."""
         name = f'<<"{self.name}">>'
         everything = ", ".join(['<<".*">>'] * 3)
         self.node.evaluate(
@@ -98,7 +94,7 @@ class Rabbit:
         )
 
     def remove(self) -> None:
-        """Delete it in the background; nobody waits for the end."""
+        """Delete the virtual host in the background."""
         self.node.evaluate(f'spawn(fun() -> rabbit_vhost:delete(<<"{self.name}">>, <<"tests">>) end), ok.')
 
     def connection(self) -> Connection:
@@ -110,7 +106,7 @@ class Rabbit:
         return self.node.ctl(command, "-p", self.name, *words)
 
     def depth(self, queue: str) -> int | None:
-        """How many messages are ready in a queue; None where there is no such queue."""
+        """The number of ready messages in a queue; None if there is no such queue."""
         with self.connection() as connection:
             try:
                 return int(connection.default_channel.queue_declare(queue, passive=True).message_count)
@@ -118,8 +114,8 @@ class Rabbit:
                 return None
 
     def depths(self) -> dict[str, tuple[int, int]]:
-        """Every queue of the virtual host: how many messages are ready, and how many unacknowledged."""
-        # A quorum queue updates its figures only every five seconds: it is asked.
+        """For every queue: the numbers of ready and of unacknowledged messages."""
+        # A quorum queue updates its figures only every five seconds, so ask the queue itself.
         code = (
             "Unacked = fun(Q) -> case amqqueue:get_type(Q) of "
             "rabbit_quorum_queue -> {ok, {_, Out}, _} = "
@@ -127,7 +123,7 @@ class Rabbit:
             "_ -> proplists:get_value(messages_unacknowledged, rabbit_amqqueue:info(Q, [messages_unacknowledged])) end end, "
             "Ready = fun(Q) -> {ok, N, _} = rabbit_amqqueue:stat(Q), N end, "
             'Line = fun(Q) -> io_lib:format("~s\\t~p\\t~p\\n", [element(4, amqqueue:get_name(Q)), Ready(Q), Unacked(Q)]) end, '
-            # One that is deleted while it is asked has none.
+            # A queue may be deleted meanwhile.
             "Told = fun(Q) -> try Line(Q) catch exit:{normal, _} -> []; exit:{noproc, _} -> [] end end, "
             f'lists:flatten([Told(Q) || Q <- rabbit_amqqueue:list(<<"{self.name}">>)]).'
         )
@@ -135,22 +131,21 @@ class Rabbit:
         return {name: (int(ready), int(unacked)) for name, ready, unacked in lines if name != TAP}
 
     def exchanges(self) -> set[str]:
-        """The names of all exchanges."""
         line = 'begin {resource, _, _, Name} = proplists:get_value(name, rabbit_exchange:info(X, [name])), [Name, "\\n"] end'
         code = f'lists:flatten([binary_to_list(iolist_to_binary({line})) || X <- rabbit_exchange:list(<<"{self.name}">>)]).'
         return set(json.loads(self.node.evaluate(code)).splitlines())
 
-    # what tests of either broker ask for
+    # the interface of all brokers
 
     def tap(self) -> None:
-        """Receive everything that is recorded from now on, through a queue of the tests' own beside the outcome log."""
+        """Receive all events from now on, through a queue of the tests next to the outcome log."""
         with self.connection() as connection:
             channel = connection.default_channel
             channel.queue_declare(TAP, durable=True, auto_delete=False)
             channel.queue_bind(TAP, OUTCOMES_EXCHANGE, OUTCOMES)
 
     def events(self, prefix: str = "") -> list[Event]:  # noqa: ARG002 - a virtual host has no prefix
-        """Everything that was recorded, each event once, in the order of their times."""
+        """All recorded events, each once, in the order of their times."""
         with self.connection() as connection:
             channel = connection.default_channel
             while (message := channel.basic_get(TAP, no_ack=True)) is not None:
@@ -164,7 +159,7 @@ class Rabbit:
             return [opened(raw) for raw in reversed([found.raw for found in look])]
 
     def leftovers(self) -> dict[str, int]:
-        """What waits or is held on the broker, dead letters, the outcome log and the audit aside."""
+        """The numbers of waiting and held messages, without dead letters, the outcome log, the journal and the audit."""
         sizes: Counter[str] = Counter()
         for name, (ready, unacked) in self.depths().items():
             if name not in {OUTCOMES, JOURNAL, AUDIT} and not name.startswith("DLQ."):
@@ -173,7 +168,7 @@ class Rabbit:
         return {name: size for name, size in sizes.items() if size}
 
 
-# the node that a run shares
+# the shared node of a run
 
 
 def _shared_folder() -> Path:
@@ -183,7 +178,7 @@ def _shared_folder() -> Path:
 
 @contextlib.contextmanager
 def shared_node() -> Iterator[Node]:
-    """The run's node, started by whoever comes first."""
+    """The run's node. The first process starts it."""
     folder = _shared_folder()
     with _used(folder):
         with (folder / "starting").open("a") as starting:
@@ -196,7 +191,7 @@ def shared_node() -> Iterator[Node]:
 
 @contextlib.contextmanager
 def _used(folder: Path) -> Iterator[None]:
-    """Hold the folder's lock, shared; a folder that its keeper has just removed is created again."""
+    """Hold the shared lock of the folder. A folder that its keeper has just removed is created again."""
     while (users := _locked(folder)) is None:
         pass
     with users:
@@ -215,7 +210,7 @@ def _locked(folder: Path) -> IO[str] | None:
 
 
 def _start_keeper(folder: Path) -> None:
-    """Start the keeper, and wait until its node is ready: under the lock, so that there is one."""
+    """Start the keeper, and wait until its node is ready. The caller holds the lock, so there is only one."""
     command = [sys.executable, "-m", "tests.support.rabbit", str(folder)]
     log = os.open(folder / "keeper.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     actions = [(os.POSIX_SPAWN_DUP2, log, 1), (os.POSIX_SPAWN_DUP2, log, 2)]
@@ -228,12 +223,12 @@ def _start_keeper(folder: Path) -> None:
         said = (folder / "keeper.log").read_text("utf-8", "replace")[-3000:]
         assert not ended, f"the keeper of the node ended: {said}"
         assert time.monotonic() < deadline, f"the node is not ready: {said}"
-        time.sleep(0.1)  # another process's doing can only be looked for
+        time.sleep(0.1)  # another process can only be polled
 
 
 def keep(folder: Path) -> None:
-    """Start the node, say so, and end it when nobody uses it any more."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the tests, whose end this waits for
+    """Start the node, report it, and end it when no process uses it any more."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the tests, and the keeper waits for their end
     node = Node(folder / "node")
     with (folder / "users").open("a") as users:
         try:
@@ -251,7 +246,7 @@ def keep(folder: Path) -> None:
 
 
 def need_rabbit() -> None:
-    """Skip where the machine has no RabbitMQ, but not in CI."""
+    """Skip a test if the machine has no RabbitMQ; in CI, fail it."""
     if not installed():
         message = "there is no RabbitMQ on this machine: ./dev test installs it where it may (apt-get install rabbitmq-server)"
         (pytest.fail if os.environ.get("CI") else pytest.skip)(message)
@@ -259,7 +254,7 @@ def need_rabbit() -> None:
 
 @pytest.fixture(scope="session")
 def rabbit_node() -> Iterator[Node]:
-    """The run's node; a machine without RabbitMQ skips, but not in CI."""
+    """The run's node."""
     need_rabbit()
     with shared_node() as node:
         yield node
@@ -267,7 +262,6 @@ def rabbit_node() -> Iterator[Node]:
 
 @pytest.fixture
 def rabbit(rabbit_node: Node) -> Iterator[Rabbit]:
-    """A virtual host of the test's own."""
     made = rabbit_node.vhost()
     yield made
     made.remove()
@@ -275,7 +269,7 @@ def rabbit(rabbit_node: Node) -> Iterator[Rabbit]:
 
 @pytest.fixture
 def private_rabbit(folder: Path) -> Iterator[Rabbit]:
-    """A virtual host on a node of its own, which the test may kill and start again (`.node`)."""
+    """A virtual host on its own node (`.node`), which the test may kill and start again."""
     need_rabbit()
     node = Node(folder / "rabbit")
     try:
@@ -286,7 +280,7 @@ def private_rabbit(folder: Path) -> Iterator[Rabbit]:
 
 @pytest.fixture(scope="module")
 def managed_node() -> Iterator[tuple[Node, str]]:
-    """A node of the module's own with the management plugin, and the plugin's address."""
+    """A node with the management plugin, and the address of the plugin."""
     need_rabbit()
     with tempfile.TemporaryDirectory(prefix="rd-", ignore_cleanup_errors=True) as folder:
         node = Node(Path(folder) / "node")

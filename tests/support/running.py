@@ -1,4 +1,4 @@
-"""Real workers, as processes of their own, and what they leave behind."""
+"""Real workers in their own processes, and what they leave on the broker."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 __all__ = ["Shop", "Worker", "until"]
 
 ROOT = Path(__file__).resolve().parents[2]
-#: The pools whose workers may be forked; gevent and eventlet patch what is imported, and must come first.
+#: The pools whose workers may be forked. gevent and eventlet must patch modules before they are imported.
 FORKED = ("prefork", "threads", "solo")
-#: The workers that were started last: what they have logged stands below a test that fails.
+#: The workers that were started last. A failed test shows their logs.
 LAST_STARTED: deque[Worker] = deque(maxlen=4)
 
 
 def until(condition: Callable[[], Any], seconds: float = 60, what: str = "") -> Any:
-    """Wait for a condition of another process; its value. Raises `AssertionError` if it does not come true in time."""
+    """Wait for a condition of another process, and return its value. Raises `AssertionError` after `seconds`."""
     began, pause = time.monotonic(), 0.02
     while True:
         asked = time.monotonic()
@@ -48,43 +48,42 @@ def until(condition: Callable[[], Any], seconds: float = 60, what: str = "") -> 
         if now > began + seconds:
             message = f"waited {seconds} s in vain for {what or condition}"
             raise AssertionError(message)
-        # Another process cannot notify us, so we poll; the pause leaves it most of the processor time.
+        # Another process can only be polled. The pause leaves it most of the processor time.
         time.sleep(max(pause, min(2 * (now - asked), 1)))
         pause = min(pause * 1.25, 0.1)
 
 
 @dataclass
 class Worker:
-    """One worker process, in a process group of its own."""
+    """One worker process, in its own process group."""
 
     process: subprocess.Popen[bytes] | ForkedProcess
     log: Path
 
     def stop(self, number: int = signal.SIGTERM, seconds: float = 30) -> int:
-        """End it with this signal, and wait."""
+        """Send a signal, and wait for the end. Returns the exit code."""
         if self.process.poll() is None:
             self.process.send_signal(number)
         return self.process.wait(seconds)
 
     def kill(self) -> None:
-        """SIGKILL the whole process group: the worker and its children, at once."""
+        """Kill the worker and its children."""
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait(30)
 
     def dump_stacks(self) -> None:
-        """Have the worker and its children log the stack of each of their threads; nothing if it was not forked."""
+        """Let a forked worker and its children log the stacks of all their threads."""
         if not isinstance(self.process, ForkedProcess) or self.process.poll() is not None:
             return
         for pid in (int(each.name) for each in Path("/proc").iterdir() if each.name.isdigit()):
-            with suppress(ProcessLookupError, AssertionError):  # it has ended, or is stopped
+            with suppress(ProcessLookupError, AssertionError):  # the process has ended or is stopped
                 if os.getpgid(pid) == self.process.pid:
                     os.kill(pid, signal.SIGUSR2)
                     until(partial(is_handled, pid, signal.SIGUSR2), 2)
 
     @property
     def text(self) -> str:
-        """What it has logged."""
         return self.log.read_text("utf-8", "replace")
 
 
@@ -92,10 +91,9 @@ class Worker:
 class Shop:
     """The tests' app on one private broker: its producers here, its workers in processes.
 
-    `server` may be a `tests.support.rabbit.Rabbit` as well, for tests that ask it for nothing but its URL, events, letters and
-    leftovers. `backend` is the address of a result backend, or whether the broker is one. `versions` are what libraries say of
-    themselves in a worker. A `sociable` worker greets its neighbours and watches them, as Celery's do by default (mingle, gossip);
-    the others save that second.
+    `server` may also be a `tests.support.rabbit.Rabbit`, for tests that use only its URL, events, letters and leftovers. `backend`
+    is the address of a result backend, or whether the broker is the backend. `versions` are the versions that libraries report in a
+    worker. `sociable` workers use mingle and gossip, Celery's default, which takes a second at each start.
     """
 
     server: Server
@@ -113,7 +111,7 @@ class Shop:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a process needs to be one of this shop's."""
+        """The environment of this shop's processes."""
         environment = {key: value for key, value in os.environ.items() if not key.startswith(("SHOP_", "REDELIVERY_"))}
         environment.update(
             SHOP_BROKER=self.broker or self.server.url,
@@ -137,7 +135,7 @@ class Shop:
 
     @property
     def app(self) -> Celery:
-        """A producer's app: it knows the tasks by name alone."""
+        """The app of a producer, which knows only the names of tasks."""
         if self._app is None:
             self._app = Celery("producer", broker=self.broker or self.server.url, set_as_current=False)
             self._app.conf.update(self.conf, redelivery=self.settings)
@@ -148,11 +146,11 @@ class Shop:
         return self._app
 
     def send(self, task: str, *args: Any, **options: Any) -> str:
-        """Publish a task as any producer would; its id."""
+        """Publish a task. Returns its id."""
         return str(self.app.send_task(f"{self.module}.{task}", args, options.pop("kwargs", None), **options).id)
 
     def start(self, *words: str, pool: str = "prefork", concurrency: int = 2, wait: bool = True, out: int | None = None) -> Worker:
-        """Start a worker, and wait until it consumes; what it says goes into its log, or to `out`."""
+        """Start a worker, and wait until it consumes. Its output goes to its log, or to `out`."""
         ready = self.folder / "ready"
         ready.unlink(missing_ok=True)
         log = self.folder / f"worker-{len(self.workers)}.log"
@@ -168,7 +166,7 @@ class Shop:
         LAST_STARTED.append(worker)
         if wait:
             until(lambda: ready.exists() or process.poll() is not None, 60, "the worker to be ready")
-            assert ready.exists(), worker.text[-3000:]  # it may have ended since, where it is to die
+            assert ready.exists(), worker.text[-3000:]  # it may already have ended, as in tests of a death
         return worker
 
     def _spawned(self, words: Sequence[str], log: Path, out: int | None) -> subprocess.Popen[bytes]:
@@ -184,15 +182,14 @@ class Shop:
             )
 
     def stop(self) -> None:
-        """End all workers."""
         for worker in self.workers:
             worker.kill()
         consumer = getattr(self._app.backend, "result_consumer", None) if self._app is not None and self.backend else None
         if consumer is not None:
             consumer.stop()
-            consumer._pubsub = None  # else Celery 5.6 looks for the broker in each result's `__del__`, for twenty seconds
+            consumer._pubsub = None  # Celery 5.6 would try to connect in each result's `__del__`, for 20 s
 
-    # what is left behind
+    # look at the broker and the notes
 
     @property
     def events(self) -> list[Event]:
@@ -208,13 +205,13 @@ class Shop:
         return [str(event.outcome) for event in self.events_of(task_id)]
 
     def runs(self, task_id: str | None = None) -> list[dict[str, Any]]:
-        """What the tasks noted."""
+        """The notes of the tasks, or of one task."""
         path = self.folder / "runs"
         lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
         return [line for line in lines if task_id is None or line["id"] == task_id]
 
     def ended(self, task_id: str, outcome: str, seconds: float = 60) -> Event:
-        """Wait until a task has this outcome; its event."""
+        """Wait until a task has this outcome. Returns its event."""
         found: list[Event] = until(
             lambda: [event for event in self.events_of(task_id) if event.outcome == outcome],
             seconds,
@@ -227,5 +224,5 @@ class Shop:
         return self.server.letters(queue)
 
     def leftovers(self) -> dict[str, int]:
-        """What waits or is held on the broker."""
+        """The numbers of waiting and held messages."""
         return self.server.leftovers()

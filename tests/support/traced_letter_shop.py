@@ -1,4 +1,4 @@
-"""The tests' app with a dead-letter handler, as its users trace it."""
+"""The tests' app with a dead-letter handler and tracing."""
 
 from __future__ import annotations
 

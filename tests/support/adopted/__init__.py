@@ -1,1 +1,1 @@
-"""An app in the manner of a Django project: a namespace, its own task class, discovered tasks, `Redelivery(app)` in between."""
+"""An app like a Django project's: a namespace, a task class, discovered tasks, and `Redelivery(app)` in between."""

@@ -18,7 +18,6 @@ app = Celery("adopted", broker=os.environ["SHOP_BROKER"], backend=os.environ["SH
 
 @app.task(bind=True, name="before")
 def before(self: Any) -> list[str]:
-    """Defined before."""
     if note(self) == 1:
         message = "once"
         raise RuntimeError(message)
@@ -33,7 +32,6 @@ app.autodiscover_tasks(["tests.support.adopted"])
 
 @app.task(bind=True, name="after")
 def after(self: Any) -> str:
-    """Defined after."""
     if note(self) == 1:
         message = "once"
         raise RuntimeError(message)

@@ -1,4 +1,4 @@
-"""Its settings, all with Celery's namespace."""
+"""The settings of the app, all with Celery's namespace."""
 
 from __future__ import annotations
 

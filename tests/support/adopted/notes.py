@@ -1,4 +1,4 @@
-"""What its tasks note of each run, in the file that the tests read."""
+"""Notes of each run, in the file that the tests read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["note"]
 
 
 def note(task: Any, **facts: Any) -> int:
-    """Append one line; the number of this attempt."""
+    """Append one line. Returns the number of this attempt."""
     attempt = int(task.request.retries) + 1
     notes.note(task.request.id, attempt=attempt, **facts)
     return attempt

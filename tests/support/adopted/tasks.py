@@ -1,4 +1,4 @@
-"""The autodiscovered tasks of the app: shared tasks, on different base classes, with settings of their own."""
+"""The autodiscovered tasks of the app: shared tasks with different base classes and settings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ class Forgiving(Task):
     abstract = True
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the task."""
         if kwargs.pop("broken", False) and self.request.retries == 0:
             note(self, where="call")
             message = "not connected"
@@ -35,19 +34,15 @@ class Hooked(Task):
     abstract = True
 
     def before_start(self, task_id: str, args: Any, kwargs: Any) -> None:  # noqa: ARG002 - Celery's signature
-        """Note it."""
         note(self, hook="before_start")
 
     def on_retry(self, exc: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:  # noqa: ARG002 - the same
-        """Note it."""
         note(self, hook="on_retry", exc=type(exc).__name__)
 
     def on_success(self, retval: Any, task_id: str, args: Any, kwargs: Any) -> None:  # noqa: ARG002 - the same
-        """Note it."""
         note(self, hook="on_success")
 
     def on_failure(self, exc: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:  # noqa: ARG002 - the same
-        """Note it."""
         note(self, hook="on_failure", exc=type(exc).__name__)
 
 
@@ -61,7 +56,6 @@ def fail_until(task: Any, attempt: int) -> str:
 
 @shared_task(bind=True)
 def shared(self: Any, attempt: int = 2) -> str:
-    """A shared task."""
     return fail_until(self, attempt)
 
 
@@ -82,7 +76,6 @@ def unforgiven(self: Any) -> str:
 
 @shared_task(bind=True, base=Hooked)
 def hooked(self: Any, attempt: int = 2) -> str:
-    """Its base has hooks."""
     return fail_until(self, attempt)
 
 
@@ -94,47 +87,46 @@ def wait_for(path: str) -> None:
 
 @shared_task(bind=True, acks_late=False)
 def early_one(self: Any, path: str) -> None:
-    """Explicitly acknowledged early."""
+    """Is acknowledged early."""
     note(self)
     wait_for(path)
 
 
 @shared_task(bind=True)
 def waiter(self: Any, path: str) -> None:
-    """Takes a while."""
     note(self)
     wait_for(path)
 
 
 @shared_task(bind=True, autoretry_for=(KeyError,), max_retries=1, retry_backoff=0.1, retry_jitter=False)
 def own_limit(self: Any) -> None:
-    """Its own limit is the lower one."""
+    """Has a lower limit than the policy."""
     note(self)
     raise KeyError
 
 
 @shared_task(bind=True, max_retries=9)
 def own_countdown(self: Any) -> None:
-    """Asks for a countdown of its own; the policy's limit is the lower one."""
+    """Asks for a countdown. The policy has the lower limit."""
     note(self)
     raise self.retry(countdown=0.4, exc=RuntimeError("again"))
 
 
 @shared_task(bind=True, throws=(LookupError,))
 def throwing(self: Any) -> None:
-    """Its exception is expected, and no reason to try again."""
+    """Raises an expected exception, which is not retried."""
     note(self)
     raise LookupError
 
 
 @shared_task(bind=True)
 def off_by_table(self: Any) -> None:
-    """Not enabled, by the settings."""
+    """Disabled by the settings."""
     fail_until(self, 9)
 
 
 @shared_task(bind=True)
 @redeliver(enabled=False)
 def off_by_decorator(self: Any) -> None:
-    """Not enabled, by its decorator."""
+    """Disabled by its decorator."""
     fail_until(self, 9)

@@ -1,1 +1,1 @@
-"""Applications that workers under test run, and what publishes to them."""
+"""Applications of the workers under test, and a producer."""

@@ -18,7 +18,6 @@ class Prepared(Task):
     abstract = True
 
     def before_start(self, task_id: str, args: Any, kwargs: Any) -> None:
-        """Fails so many times."""
         del args
         note(task_id, event="before_start")
         if self.request.retries < kwargs.get("unprepared", 0):
@@ -28,6 +27,5 @@ class Prepared(Task):
 
 @app.task(base=Prepared, bind=True, track_started=True)
 def runs(self: Any, **_: Any) -> str:
-    """Succeeds."""
     note(self.request.id, event="run", attempt=self.request.retries + 1)
     return "done"

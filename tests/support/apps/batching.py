@@ -1,6 +1,6 @@
 """The tests' app with tasks whose own `Strategy` gathers messages, runs them together, and acknowledges them itself.
 
-It does what celery-batches 0.11 does, which asks for Celery 5.6 at most, and so cannot be installed beside 5.7.
+It works like celery-batches 0.11, which cannot be installed with Celery 5.7.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["Batches", "app"]
 
 
 class Simple:
-    """What a batch's task knows about one message."""
+    """A message, as a batch's task sees it."""
 
     def __init__(self, request: Any) -> None:
         self.id, self.reply_to, self.correlation_id = request.id, request.reply_to, request.correlation_id
@@ -37,7 +37,7 @@ class Batches(Task):
     flush_interval = 30.0
 
     def Strategy(self, task: Any, app: Any, consumer: Any) -> Any:  # noqa: N802 - Celery's name
-        """Gather messages, and run them when there are enough, or when the time is over."""
+        """Gather messages, and run them when there are enough, or after `flush_interval`."""
         kind = create_request_cls(
             symbol_by_name(task.Request), task, consumer.pool, consumer.hostname, consumer.event_dispatcher, app=app
         )
@@ -56,10 +56,7 @@ class Batches(Task):
         return handle
 
     def flush(self, pool: Any) -> None:
-        """Run the gathered messages as one job.
-
-        Early ones are acknowledged when the job is accepted, the others when it is over.
-        """
+        """Run the gathered messages as one job. Acknowledge them when it ends, or when it is accepted (`acks_late=False`)."""
         batch, self.gathered = self.gathered, []
         if not batch:
             return
@@ -76,19 +73,19 @@ def run_batch(name: str, requests: list[Any]) -> Any:
     """Run a task for a list of messages; an exception of the task is logged and not raised."""
     try:
         return app.tasks[name](requests)
-    except Exception:  # so it is in celery-batches
+    except Exception:  # as celery-batches does
         logging.getLogger(__name__).exception("the batch failed")
 
 
 def noted(requests: list[Any]) -> None:
-    """One line for each message of the batch."""
+    """Note each message of the batch."""
     for request in requests:
         note(request.id, batch=len(requests))
 
 
 @app.task(base=Batches, flush_every=2, flush_interval=0.2)
 def works(requests: list[Any]) -> None:
-    """Runs, and stores a result for each, as celery-batches asks for it."""
+    """Stores a result for each message, as celery-batches requires."""
     noted(requests)
     for request in requests:
         app.backend.mark_as_done(request.id, len(requests), request=request)
@@ -96,7 +93,6 @@ def works(requests: list[Any]) -> None:
 
 @app.task(base=Batches, flush_every=2, flush_interval=0.2)
 def breaks(requests: list[Any]) -> None:
-    """Fails."""
     noted(requests)
     message = "the batch failed"
     raise RuntimeError(message)
@@ -119,5 +115,5 @@ def kills(requests: list[Any]) -> None:
 
 @app.task(base=Batches, flush_every=1000, flush_interval=3600)
 def gathers(requests: list[Any]) -> None:
-    """Waits for so many messages that it never runs."""
+    """Never runs: its batch is too large."""
     noted(requests)

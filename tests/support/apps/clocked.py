@@ -1,4 +1,4 @@
-"""The app of the tests of clocks: each run notes the time of its machine's clock."""
+"""The app of the tests of clocks: each run notes the local time."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ __all__ = ["app"]
 
 @app.task(bind=True)
 def ok(self: Any) -> None:
-    """Succeeds."""
     note(self.request.id, now=datetime.now(UTC).timestamp())
 
 
 @app.task(bind=True)
 def fails(self: Any, times: int) -> None:
-    """Fails so many times, then succeeds."""
+    """Fails `times` times, then succeeds."""
     note(self.request.id)
     if self.request.retries < times:
         message = "no"
@@ -28,7 +27,7 @@ def fails(self: Any, times: int) -> None:
 
 @app.task(bind=True)
 def retries(self: Any, how: str, seconds: float) -> None:
-    """Asks once for a retry: of the same message, or with other arguments, for which Celery publishes a new message."""
+    """Asks once for a retry of the same message, or with other arguments: then Celery publishes a new message."""
     note(self.request.id)
     if how == "same":
         if not self.request.retries:

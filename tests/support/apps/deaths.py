@@ -1,4 +1,4 @@
-"""The app of the tests of deaths: the shop's, and tasks that end in every way that a task can."""
+"""The app of the tests of deaths: its tasks end in every possible way."""
 
 from __future__ import annotations
 
@@ -21,14 +21,13 @@ __all__ = ["app"]
 
 @app.task(bind=True)
 def ok(self: Any, value: Any = None) -> Any:
-    """Succeeds."""
     note(self.request.id, attempt=self.request.retries + 1)
     return value
 
 
 @app.task(bind=True)
 def fails(self: Any, times: int = 10**6) -> None:
-    """Fails so many times, then succeeds."""
+    """Fails `times` times, then succeeds."""
     note(self.request.id, attempt=self.request.retries + 1)
     if self.request.retries < times:
         message = "no"
@@ -37,18 +36,18 @@ def fails(self: Any, times: int = 10**6) -> None:
 
 @app.task(bind=True)
 def waits(self: Any, path: str) -> None:
-    """Runs until a file is there."""
+    """Runs until a file exists."""
     note(self.request.id)
-    while not Path(path).exists():  # the test says when
+    while not Path(path).exists():  # the test creates it
         time.sleep(0.02)
 
 
 @app.task(bind=True)
 def ends_when_told(self: Any, how: str, folder: str) -> None:
-    """Waits until a file in this folder is named after its worker, or is named `all`; then ends as its first argument says."""
+    """Waits for a file in the folder, named after its worker or `all`. Then ends as `how` says."""
     worker = str(self.request.hostname)
     note(self.request.id, worker=worker)
-    while not any((Path(folder) / name).exists() for name in (worker, "all")):  # the test says when
+    while not any((Path(folder) / name).exists() for name in (worker, "all")):  # the test creates it
         time.sleep(0.02)
     if how != "succeeds":
         end(how)
@@ -56,7 +55,7 @@ def ends_when_told(self: Any, how: str, folder: str) -> None:
 
 @app.task(bind=True)
 def dies(self: Any, how: str) -> None:
-    """Ends as its argument says."""
+    """Ends as `how` says."""
     note(self.request.id, attempt=self.request.retries + 1)
     end(how)
 
@@ -65,20 +64,19 @@ class Raising(Task):
     """A task class whose hook raises."""
 
     def on_failure(self, *_: Any) -> None:
-        """Fail in turn."""
         message = "the hook's own"
         raise OSError(message)
 
 
 @app.task(bind=True, base=Raising)
 def dies_twice(self: Any, how: str) -> None:
-    """Ends as its argument says, and then its hook raises."""
+    """Ends as `how` says. Then its hook raises."""
     note(self.request.id, attempt=self.request.retries + 1)
     end(how)
 
 
 def end(how: str) -> None:
-    """End the task in the named way; none of the ways returns."""
+    """End the task in the named way. Never returns."""
     if how == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
     if how == "exit":

@@ -1,4 +1,4 @@
-"""The tests' app with a dead-letter handler: the first argument of the dead task says what the handler decides."""
+"""The tests' app with a dead-letter handler. The first argument of the dead task says what the handler decides."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ __all__ = ["app"]
 
 
 def runs_of(task_id: str) -> int:
-    """How often a task has run."""
+    """The number of runs of a task."""
     lines = Path(os.environ["SHOP_RUNS"]).read_text().splitlines()
     return sum(1 for line in lines if json.loads(line)["id"] == task_id)
 
 
 @app.task(bind=True)
 def picky(self: Any, what: str, *, mended: bool = False) -> str:
-    """Fails the first time, unless it is `mended`; a task whose `what` is `redrive` succeeds when it runs again."""
+    """Fails, unless it is `mended`. With `what="redrive"` it succeeds at its second run."""
     note(self.request.id, what=what, mended=mended)
     if not mended and not (what == "redrive" and runs_of(self.request.id) > 1):
         message = f"no {what}"
@@ -35,7 +35,7 @@ def picky(self: Any, what: str, *, mended: bool = False) -> str:
 
 
 def decide(letter: Letter) -> LetterDecision | None:
-    """Do what the task's first argument says."""
+    """Decide as the task's first argument says."""
     note(f"handler-{letter.task_id}", args=letter.args, reason=letter.reason, handled=letter.handled, task=letter.task)
     what = "unreadable" if letter.args is None else letter.args[0]
     if what == "fail":

@@ -1,6 +1,6 @@
-"""An app on `memory://`, with its worker in a thread of the same process; it prints how its tasks ended, as one line of JSON.
+"""An app on `memory://` with its worker in a thread. It prints how its tasks ended, as one line of JSON.
 
-It runs in a process of its own, because such a worker changes global state of Celery.
+It runs in its own process, because such a worker changes global state of Celery.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ runs: dict[str, list[float]] = {}
 
 @app.task(bind=True, name="fails")
 def fails(self: Any, times: int) -> None:
-    """Fails so many times."""
     runs.setdefault(self.request.id, []).append(time.time())
     if len(runs[self.request.id]) <= times:
         message = "no"
@@ -40,7 +39,7 @@ def dies() -> None:
 
 
 def main() -> None:
-    """Run each task to its end, and print what was recorded, when they ran, and what lies in the dead-letter queue."""
+    """Run each task, and print its events, the times of its runs, and its dead letter."""
     with capture_logs() as logs, start_worker(app, pool="threads", concurrency=2, perform_ping_check=False, loglevel="WARNING"):
         began = time.time()
         sent = {

@@ -1,4 +1,4 @@
-"""The app of the tests of deaths as a future version would write it: another header version, and one field more."""
+"""The app of the tests of deaths in a future version: another header version, and one more field."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ written = Envelope.to_header
 
 
 def to_header(self: Envelope) -> dict[str, Any]:
-    """What this version writes, and one more."""
+    """The header of this version, with one more field."""
     header = written(self)
     return {**header, "version": VERSION, "lane": {"writes": (header.get("lane") or {"writes": 0})["writes"] + 1}}
 

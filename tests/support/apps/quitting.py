@@ -1,4 +1,4 @@
-"""The tests' app with receivers of Celery's signals that end their process: `SystemExit`, which Celery does not catch."""
+"""The tests' app with signal receivers that end their process: Celery does not catch `SystemExit`."""
 
 from __future__ import annotations
 
@@ -14,5 +14,4 @@ __all__ = ["app"]
 @signals.task_failure.connect
 @signals.task_retry.connect
 def quits(**_: Any) -> NoReturn:
-    """End the process."""
     raise SystemExit(7)

@@ -1,4 +1,4 @@
-"""A result backend that refuses to store a state, like a database that another client has locked."""
+"""A result backend that refuses to store states, like a locked database."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from celery.backends.redis import RedisBackend
 
 __all__ = ["Refusing"]
 
-#: How often each task's state was refused, in this process.
+#: The number of refusals of each task's state in this process.
 refused: Counter[tuple[str, str]] = Counter()
 
 
 class Refusing(RedisBackend):
-    """Refuses each state as often as the task's own arguments say."""
+    """Refuses each state as often as the task's argument `refuse` says."""
 
     def store_result(self, task_id: str, result: Any, state: str, *args: Any, **kwargs: Any) -> Any:
-        """As Celery's, or not."""
+        """Store the state, or refuse it."""
         request = kwargs.get("request")
         said = {} if request is None else dict(request.kwargs or {}).get("refuse", {})
         if refused[task_id, state] < said.get(state, 0):

@@ -1,4 +1,4 @@
-"""The tests' app with tasks whose hooks or signals ask for the task's result before its message is acknowledged."""
+"""The tests' app with hooks and signal receivers that read the task's result before its message is acknowledged."""
 
 from __future__ import annotations
 
@@ -14,69 +14,64 @@ __all__ = ["app"]
 
 
 def tell(task: Any, where: str) -> None:
-    """Note the result that a caller would get now."""
+    """Note the state that a caller would see now."""
     note(task.request.id, where=where, state=app.AsyncResult(task.request.id).state)
 
 
 class Asking(Task):
-    """Its hooks look at its result."""
+    """Reads its result in `on_success`."""
 
     abstract = True
 
     def on_success(self, *_: Any) -> None:
-        """The first of the two."""
         tell(self, "on_success")
 
 
 class AskingAtLast(Task):
-    """Looks at its result in `after_return` too."""
+    """Reads its result in `after_return`."""
 
     abstract = True
 
     def after_return(self, *_: Any) -> None:
-        """The second one."""
         tell(self, "after_return")
 
 
 @app.task(base=Asking)
 def asks() -> int:
-    """Succeeds."""
     return 1
 
 
 @app.task(base=AskingAtLast)
 def asks_at_last() -> int:
-    """Succeeds."""
     return 1
 
 
 @app.task
 def large(size: int) -> str:
-    """Returns much."""
     return "x" * size
 
 
 @app.task(track_started=True)
 def tracked() -> int:
-    """Has a result from its start on."""
+    """Has a result when it starts."""
     return 1
 
 
 @app.task(backend=RedisBackend(app=app, url=app.conf.result_backend.removeprefix("redis+")))
 def apart() -> int:
-    """Has a backend of its own."""
+    """Has its own result backend."""
     return 1
 
 
 @app.task
 def unserializable() -> object:
-    """Returns what is no JSON."""
+    """Returns a value that JSON cannot encode."""
     return object()
 
 
 @app.task
 def heard() -> int:
-    """A receiver looks at its result."""
+    """A signal receiver reads its result."""
     return 1
 
 

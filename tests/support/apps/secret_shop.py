@@ -1,4 +1,4 @@
-"""The tests' app with tasks that put their arguments into every text that a task can produce."""
+"""The tests' app with tasks that leak their arguments into every text that a task can produce."""
 
 from __future__ import annotations
 
@@ -21,30 +21,29 @@ class Telling(Task):
     abstract = True
 
     def on_retry(self, exc: Any, task_id: Any, args: Any, kwargs: Any, einfo: Any) -> NoReturn:  # noqa: ARG002 - Celery's signature
-        """Say all."""
         message = f"on_retry of {args}"
         raise RuntimeError(message)
 
 
 @app.task(bind=True, max_retries=1)
-def gives_up(self: Any, card: str) -> None:  # noqa: ARG001 - Celery says it
-    """Asks for one more attempt until its limit; Celery's own exception then names the arguments."""
+def gives_up(self: Any, card: str) -> None:  # noqa: ARG001 - Celery's exception has it
+    """Retries up to its limit. Celery's exception then has the arguments."""
     raise self.retry(countdown=0.1)
 
 
 @app.task(base=Telling)
 def tells(card: str) -> None:
-    """Raises an exception that holds its argument, chained to another one that does."""
+    """Raises two chained exceptions that have its argument."""
     message = f"no money on {card}"
     try:
-        raise KeyError(card)  # noqa: TRY301 - what is chained was raised
+        raise KeyError(card)  # noqa: TRY301 - a chained exception must have been raised
     except KeyError as exc:
         raise ValueError(message) from exc
 
 
 @app.task
 def dies(card: str) -> None:
-    """Gives up at once, and says why."""
+    """Raises `DeadLetter` with its argument."""
     message = f"stolen: {card}"
     raise DeadLetter(message)
 
@@ -57,12 +56,12 @@ def total(values: list[str]) -> str:
 
 @signals.task_failure.connect
 def hears(exception: BaseException | None = None, **_: Any) -> NoReturn:
-    """A signal receiver that raises, and puts what it was given into the exception."""
+    """A signal receiver that raises, with the task's exception in its text."""
     message = f"the receiver was told {exception}"
     raise RuntimeError(message)
 
 
 @app.task
 def exits(card: str) -> None:
-    """Ends its process, and says why."""
+    """Ends its process, with its argument."""
     raise SystemExit(card)

@@ -1,8 +1,7 @@
-"""A producer on a machine whose clock is wrong: it publishes one task in each way in which Celery can delay or expire it.
+"""A producer with a wrong clock (`CLOCK_SKEW`, see `tests/support/skewed`). It publishes a task in each way to delay or expire it.
 
-`python -m tests.support.apps.skewed_producer <broker> <queue> <settings>` prints, as JSON, by the name of the way the task's id
-(`ids`) and the milliseconds that its publication took (`took_ms`), and the moment that two of them name (`right`). `CLOCK_SKEW`
-says how wrong the clock is (`tests/skewed`).
+`python -m tests.support.apps.skewed_producer <broker> <queue> <settings>` prints JSON: for each way the task's id (`ids`) and the
+milliseconds of its publication (`took_ms`), and the absolute time that two ways use (`right`).
 """
 
 from __future__ import annotations
@@ -22,18 +21,17 @@ if TYPE_CHECKING:
 
 __all__ = ["SECONDS", "WAYS", "published"]
 
-#: How long each waits, or lives.
+#: The delay of a task, in seconds.
 SECONDS = 1.5
 WAYS = ("countdown", "option", "group", "chain", "both", "eta", "expires", "expires_later")
 
 
 def published(broker: str, queue: str, settings: dict[str, Any]) -> dict[str, Any]:
-    """Publish them."""
     app = Celery("skewed", broker=broker, backend="cache+memory://")
     app.conf.update(task_default_queue=queue, redelivery=settings)
     Redelivery(app)
     ok = signature("tests.support.apps.clocked.ok", app=app)
-    right = datetime.now(UTC) + timedelta(hours=2)  # some moment, as somebody has written it down
+    right = datetime.now(UTC) + timedelta(hours=2)  # an absolute time, by the right clock
     ways: dict[str, Callable[[], Any]] = {
         "countdown": lambda: app.send_task("tests.support.apps.clocked.ok", countdown=SECONDS),
         "option": lambda: ok.clone().set(countdown=SECONDS).delay(),

@@ -1,6 +1,6 @@
-"""The tests' app with OpenTelemetry's SDK, set up as its users do; the exporters send to a collector of the test.
+"""The tests' app with OpenTelemetry's SDK, set up as users do. The exporters send to the test's collector (`SHOP_OTLP`).
 
-`SHOP_OTLP` is where the collector is, and `SHOP_NEIGHBOUR` has `opentelemetry-instrumentation-celery` active as well.
+`SHOP_NEIGHBOUR` also activates `opentelemetry-instrumentation-celery`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ EVERY = 200
 
 
 def session() -> requests.Session:
-    """A client that leaves no connection to the children of this process: each of them makes its own."""
+    """A client that closes its connections in forked children, so that each child opens its own."""
     made = requests.Session()
     made.trust_env = False
     os.register_at_fork(after_in_child=made.close)
@@ -37,7 +37,7 @@ def session() -> requests.Session:
 
 
 def watched() -> None:
-    """Set up the SDK before the pool forks; the main process and each child then have an SDK of their own."""
+    """Set up the SDK before the pool forks: then the main process and each child have their own SDK."""
     at, resource = os.environ["SHOP_OTLP"], Resource.create({"service.name": "shop"})
     tracers = TracerProvider(resource=resource)
     spans = OTLPSpanExporter(endpoint=f"{at}/v1/traces", session=session())
@@ -64,14 +64,14 @@ class Untold(Exception):
 
 @app.task(bind=True)
 def fails_untold(self: Any) -> None:
-    """Fails without words."""
+    """Raises an exception without a text."""
     note(self.request.id, attempt=self.request.retries + 1)
     raise Untold
 
 
 @app.task(bind=True)
 def recovers(self: Any) -> str:
-    """Fails until its file is there; then publishes another task and returns its id."""
+    """Fails until a file exists. Then publishes another task, and returns its id."""
     note(self.request.id, attempt=self.request.retries + 1)
     if not Path(os.environ["SHOP_RUNS"]).with_name("mended").exists():
         message = "the card is 4711"
@@ -81,7 +81,7 @@ def recovers(self: Any) -> str:
 
 @app.task(bind=True)
 def asks_again(self: Any, left: int) -> None:
-    """Asks for another attempt with other arguments; Celery publishes a new message."""
+    """Retries with other arguments: Celery publishes a new message."""
     note(self.request.id, left=left)
     if left:
         raise self.retry(args=(left - 1,), countdown=0)

@@ -1,1 +1,1 @@
-"""The books under test: Spark, the command, and recorded events."""
+"""Helpers of the tests of the books: Spark, the command, and recorded events."""

@@ -1,6 +1,6 @@
-"""The command `redelivery reconcile` for the tests of the books, and one task that succeeded for it to read.
+"""The command `redelivery reconcile`, and one successful task as its input.
 
-`from tests.support.books.books_command import told` gives a module the fixture.
+Import the fixture with `from tests.support.books.books_command import told`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SUCCEEDED = ("succeeded", {"delivery": 1, "attempt": 1})
 
 @pytest.fixture
 def told(tmp_path: Path) -> Histories:
-    """One task that succeeded, written for the job."""
+    """One successful task, written as the input of the job."""
     told = Histories()
     told.tell("a", "published", SUCCEEDED)
     told.hold("b", "queue")
@@ -42,7 +42,7 @@ def arguments(folder: Path, *more: str, **places: str) -> list[str]:
 
 
 def run_mounted(mount: str, folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
-    """Run the command in a folder where this has been mounted, for it alone. In CI, it is a failure if nothing can be mounted."""
+    """Run the command in the folder after `mount`, in its own namespace. Without mounts the test is skipped, and fails in CI."""
     mounted = ["unshare", "--mount", "--map-root-user", "sh", "-c", f'{mount} && "$@"', "sh"]
     environment = os.environ | {"PATH": os.defpath}
     if subprocess.run([*mounted, "true"], cwd=folder, env=environment, capture_output=True, check=False).returncode != 0:
@@ -52,5 +52,5 @@ def run_mounted(mount: str, folder: Path, *more: str) -> subprocess.CompletedPro
 
 
 def run(folder: Path, *more: str, **places: str) -> Result:
-    """Run the command in this process, where Spark is running already."""
+    """Run the command in this process, which has a Spark session."""
     return CliRunner().invoke(reconcile, arguments(folder, *more, **places))

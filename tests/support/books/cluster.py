@@ -1,8 +1,8 @@
 """The books on a real cluster: `python -m tests.support.books.cluster` submits the job to a master with two workers.
 
-The wheel is built, and handed over with `--py-files`; two days are reconciled, one after the other, with a state. What must hold:
-the exit codes, the sums, executors on both workers, and the job's code from the wheel. Everything listens on the loopback, lies in
-one temporary folder, and is ended by its process id.
+It builds the wheel, passes it with `--py-files`, and reconciles two days with a state. It checks the exit codes, the sums, that
+both workers had executors, and that the job's code came from the wheel. All servers listen on the loopback, and are ended by
+process id.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[3]
 SPARK = Path(pyspark.__file__).parent
 DAY = 86_400_000
 SUCCEEDED = ("succeeded", {"delivery": 1, "attempt": 1})
-#: What is submitted: it says where the job's code came from, and runs it.
+#: The submitted program. It prints where the job's code came from, and runs the job.
 APPLICATION = """
 import sys, redelivery.workers.cli.reconcile as command
 print("code from", command.__file__, file=sys.stderr)
@@ -39,7 +39,7 @@ command.reconcile()
 
 
 def main() -> None:
-    """Run it, and report what was seen. Raises `AssertionError` if anything is wrong."""
+    """Run all, and print a report. Raises `AssertionError` on a fault."""
     ensure_java()
     with tempfile.TemporaryDirectory(prefix="rd-cluster-", ignore_cleanup_errors=True) as name, ExitStack() as stack:
         folder = Path(name)
@@ -64,7 +64,7 @@ def main() -> None:
 
 
 def _wheel(folder: Path) -> Path:
-    """Build the wheel, from a copy: a build writes into the tree that it builds."""
+    """Build the wheel from a copy of the repository: a build writes into its source tree."""
     tree = folder / "tree"
     ignored = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "dist", "benchmarks", "tests")
     shutil.copytree(ROOT, tree, symlinks=True, ignore=ignored)
@@ -74,7 +74,7 @@ def _wheel(folder: Path) -> Path:
 
 
 def _serve(stack: ExitStack, folder: Path, name: str, kind: str, *words: str) -> None:
-    """Start one of the cluster's processes; it ends with the stack."""
+    """Start a process of the cluster. It ends with the stack."""
     log = stack.enter_context((folder / f"{name}.log").open("wb"))
     command = [str(SPARK / "bin" / "spark-class"), kind, "--host", "127.0.0.1", "--webui-port", "0", *words]
     environment = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_HOME": str(SPARK), "SPARK_DAEMON_MEMORY": "256m"}
@@ -87,11 +87,11 @@ def _wait_for(log: Path, words: str, seconds: float = 900) -> None:
     deadline = time.monotonic() + seconds
     while words not in log.read_text("utf-8", "replace"):
         assert time.monotonic() < deadline, log.read_text("utf-8", "replace")[-2000:]
-        time.sleep(0.2)  # another process's log can only be looked at
+        time.sleep(0.2)  # the log of another process can only be polled
 
 
 def _day(folder: Path, day: int, lives: list[Any], as_of_ms: int) -> int:
-    """Write a day's events, and an inventory without a message; the moment that its ages are counted up to."""
+    """Write a day's events and an empty inventory. Returns `as_of_ms`."""
     told = Histories()
     for task_id, *steps in lives:
         told.tell(task_id, *steps, start_ms=NOON + (day - 1) * DAY)
@@ -101,7 +101,7 @@ def _day(folder: Path, day: int, lives: list[Any], as_of_ms: int) -> int:
 
 
 def _submit(folder: Path, wheel: Path, master: str, as_of_ms: int, *, expected: int) -> dict[str, Any]:
-    """spark-submit; the summary that it prints."""
+    """Run spark-submit. Returns the summary that it prints."""
     application = folder / "books.py"
     application.write_text(APPLICATION)
     places = [word for name in ("outcomes", "inventory", "state") for word in (f"--{name}", str(folder / name))]
@@ -112,7 +112,7 @@ def _submit(folder: Path, wheel: Path, master: str, as_of_ms: int, *, expected: 
     environment = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_HOME": str(SPARK), "PYSPARK_PYTHON": sys.executable}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=folder)
     assert done.returncode == expected, done.stdout[-3000:] + done.stderr[-3000:]
-    # spark-submit sends what the driver's Python says to its standard output, errors and all.
+    # spark-submit writes both streams of the driver's Python to its stdout.
     assert wheel.name in done.stdout.partition("code from ")[2].partition("\n")[0], done.stdout[-3000:]
     summary: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return summary

@@ -1,7 +1,7 @@
-"""An object store as a writer sees it: an object is visible once it is complete, there are no folders, and nothing can be renamed.
+"""An object store: only complete objects are visible, and there are no folders and no renames.
 
-It keeps its objects in a folder. An unfinished upload lies in another folder and is never visible. Azure's store without a
-hierarchical namespace is like it: pyarrow raises `NotImplementedError` when something is moved there.
+It keeps objects and unfinished uploads in two folders. It behaves like Azure's store without a hierarchical namespace, where
+pyarrow raises `NotImplementedError` for a move.
 """
 
 from __future__ import annotations
@@ -29,11 +29,9 @@ class _Upload:
 
     @property
     def closed(self) -> bool:
-        """Whether it is."""
         return self._file.closed
 
     def write(self, data: Any) -> int:
-        """More of its bytes."""
         return self._file.write(data)
 
     def flush(self) -> None:
@@ -48,7 +46,7 @@ class _Upload:
 
 
 class ObjectStore(fs.FileSystemHandler):
-    """One store below a folder; `resolve` is how a URI finds it. `copied` counts the objects that were copied."""
+    """A store below a folder. `resolve` replaces pyarrow's lookup of URIs; `copied` counts the copied objects."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.copied = folder, 0
@@ -56,28 +54,25 @@ class ObjectStore(fs.FileSystemHandler):
             (folder / name).mkdir(parents=True, exist_ok=True)
 
     def resolve(self, uri: str) -> tuple[fs.FileSystem, str]:
-        """The store, and the path in it; what stands behind a `?` is an option."""
+        """The store, and the path in it. Text behind a `?` is an option."""
         path, _, options = uri.removeprefix(SCHEME).partition("?")
-        assert "/" not in options, f"{uri}: something was put behind the options"
+        assert "/" not in options, f"{uri}: there is a path behind the options"
         return fs.PyFileSystem(self), path.rstrip("/")
 
     def open_output_stream(self, path: str, metadata: Any) -> pa.NativeFile:  # noqa: ARG002 - pyarrow's signature
-        """An upload."""
         return pa.PythonFile(_Upload(self._unfinished(), self._at(path)), mode="w")
 
     def open_input_stream(self, path: str) -> pa.NativeFile:
-        """An object."""
         return pa.OSFile(str(self._at(path)))
 
     open_input_file = open_input_stream
 
     def move(self, src: str, dest: str) -> None:
-        """Not supported by this store."""
         message = f"{src} cannot be moved to {dest}: this store renames nothing"
         raise NotImplementedError(message)
 
     def copy_file(self, src: str, dest: str) -> None:
-        """Copy an object; the copy becomes visible when it is complete."""
+        """Copy an object. The copy is visible when it is complete."""
         unfinished = self._unfinished()
         shutil.copyfile(self._at(src), unfinished)
         self._at(dest).parent.mkdir(parents=True, exist_ok=True)
@@ -85,28 +80,24 @@ class ObjectStore(fs.FileSystemHandler):
         self.copied += 1
 
     def delete_file(self, path: str) -> None:
-        """Delete the object."""
         self._at(path).unlink()
 
     def create_dir(self, path: str, recursive: bool) -> None:
         """There are no folders."""
 
     def get_file_info(self, paths: list[str]) -> list[fs.FileInfo]:
-        """What is known of these."""
         return [self._info(path) for path in paths]
 
     def get_file_info_selector(self, selector: fs.FileSelector) -> list[fs.FileInfo]:
-        """What lies below a prefix."""
+        """The objects below a prefix."""
         folder = self._at(selector.base_dir)
         found = folder.rglob("*") if selector.recursive else folder.glob("*")
         return [self._info(str(each.relative_to(self.folder / "objects"))) for each in found]
 
     def get_type_name(self) -> str:
-        """What kind of store this is."""
         return "objects"
 
     def normalize_path(self, path: str) -> str:
-        """Every path is normal."""
         return path
 
     def _info(self, path: str) -> fs.FileInfo:
@@ -122,12 +113,12 @@ class ObjectStore(fs.FileSystemHandler):
         return self.folder / "objects" / path
 
     def _unknown(self, *_: Any) -> Any:
-        message = "the export does nothing of the kind"
+        message = "the export does not need this operation"
         raise AssertionError(message)
 
     open_append_stream = delete_dir = delete_dir_contents = delete_root_dir_contents = _unknown
 
 
 def install(folder: str) -> None:
-    """Let every URI of this process's exports find the store below this folder."""
+    """Let all exports of this process write to the store below this folder."""
     tables.resolve = ObjectStore(Path(folder)).resolve

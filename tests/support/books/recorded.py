@@ -1,4 +1,4 @@
-"""Events in the outcome log without a worker: written as the transitions write them."""
+"""Events in the outcome log, written as the transitions write them, without a worker."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KEYS = Keys()
 
 
 def record(client: Redis, count: int, *, first: int = 0, entry_id: str = "*", keys: Keys = KEYS, **fields: Any) -> list[str]:
-    """Add so many events, task ids `task-<first>` and on; returns the event ids."""
+    """Add `count` events of the tasks `task-<first>` and so on. Returns the event ids."""
     fields.setdefault("outcome", Outcome.SUCCEEDED)
     with client.pipeline(transaction=False) as pipe:
         for number in range(first, first + count):

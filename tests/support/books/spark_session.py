@@ -1,8 +1,8 @@
-"""A Spark session for the tests of the books, and the few lines that write inputs for it and read what came out.
+"""A Spark session for the tests of the books, with helpers that write its inputs and read its outputs.
 
-`from tests.support.books.spark_session import spark` gives a module the fixture. Its tests are in the groups `spark`, `spark-days`
-and `spark-announced` of pytest-xdist: three processes share them, with a session each. The demo and the documents, which start a
-Spark of their own, are in `spark-apart`. So none of the groups is much longer than the others.
+Import the fixture with `from tests.support.books.spark_session import spark`. These tests are in the xdist groups `spark`,
+`spark-days` and `spark-announced`, each with its own session. The demo and the documents start their own Spark (`spark-apart`). So
+the groups take about the same time.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ __all__ = ["NOON", "Histories", "Row", "rows", "spark", "write_lines"]
 
 Row = dict[str, Any]
 
-#: 2026-01-31 12:00:00 UTC, in ms: when the histories of the tests begin.
+#: 2026-01-31 12:00:00 UTC in ms: the start of the tests' histories.
 NOON = 1_769_860_800_000
 
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """The session; what Spark says goes to a file."""
+    """The session. Spark's messages go to a file."""
     with session(input_bytes=0, log=tmp_path_factory.mktemp("spark") / "spark.log") as started:
         yield started
 
 
 @dataclass
 class Histories:
-    """Hand-made histories: events and inventory rows, and the books that are made of them."""
+    """Hand-made histories: events and inventory rows."""
 
     events: list[Row] = field(default_factory=list)
     inventory: list[Row] = field(default_factory=list)
 
     def tell(self, task_id: str, *steps: str | tuple[str, Row], start_ms: int = NOON, **common: Any) -> None:
-        """Append events, one a second; a step is an outcome, or an outcome and what is to be said besides."""
+        """Append events, one a second. A step is an outcome, or an outcome with more fields."""
         for number, step in enumerate(steps):
             outcome, more = (step, {}) if isinstance(step, str) else step
             event_id = f"{start_ms + number * 1000}-{len(self.events)}"
@@ -56,24 +56,23 @@ class Histories:
             self.events.append({"queue": "orders", "task": "shop.charge"} | event | common | more)
 
     def hold(self, task_id: str, place: str, **more: Any) -> None:
-        """Append an inventory row, seen an hour after noon."""
+        """Append an inventory row, one hour after noon."""
         row = {"task_id": task_id, "place": place, "queue": "orders", "task": "shop.charge", "generation": 0}
         self.inventory.append(row | {"seen_ms": NOON + 3_600_000} | more)
 
     def write(self, folder: Path, **options: Any) -> Books:
-        """Write both as JSON lines, and name them for the job."""
+        """Write events and inventory as JSON lines. Returns the options of the job."""
         write_lines(folder / "outcomes" / "date=2026-01-31" / "hour=12" / "outcomes.jsonl", self.events)
         write_lines(folder / "inventory" / "inventory.jsonl", self.inventory)
         places = {name: str(folder / name) for name in ("outcomes", "inventory")}
         return Books(output=str(folder / "books"), **places | options)
 
     def reconcile(self, spark: SparkSession, folder: Path, **options: Any) -> Summary:
-        """Write both, and run the job over them."""
+        """Write events and inventory, and run the job."""
         return reconcile(spark, self.write(folder, **options))
 
 
 def write_lines(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
-    """A JSON lines file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
 

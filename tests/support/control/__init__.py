@@ -1,1 +1,1 @@
-"""Tasks that begin and end when a test says so, on one worker or on each pool."""
+"""Tasks whose begin and end a test controls, on one worker or on each pool."""

@@ -1,4 +1,4 @@
-"""A shop whose tasks begin and end when a test says so, shared by the tests of a module."""
+"""A shop whose tasks begin and end under the control of a test. The tests of a module share it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Floor", "floor", "waiting_ids"]
 
-#: Attempts follow at once on one another, and there are three.
+#: Three attempts without a long delay.
 SETTINGS: dict[str, Any] = {"queues": {"#": {"redelivery_delay": 0.1, "max_delivery_attempts": 3}}}
 
 
@@ -35,7 +35,7 @@ class Floor(Shop):
         return {**super().environment, **self.variables}
 
     def start(self, *words: str, **options: Any) -> Worker:
-        """Start a worker, and wait until it answers remote control; on gevent its mailbox opens only after it is ready."""
+        """Start a worker, and wait until it answers remote control: on gevent that is later than `worker_ready`."""
         worker = super().start(*words, **options)
         if options.get("wait", True):
             name = f"w{len(self.workers) - 1}@shop"
@@ -43,11 +43,11 @@ class Floor(Shop):
         return worker
 
     def open(self, gate: str) -> None:
-        """Let the tasks that wait at this gate go on."""
+        """Open a gate: the tasks that wait at it go on."""
         (self.folder / f"gate-{gate}").touch()
 
     def noted(self, task_id: str, event: str = "run") -> list[dict[str, Any]]:
-        """What was noted of a task."""
+        """The notes of this event of a task."""
         return [line for line in self.runs(task_id) if line["event"] == event]
 
     def begun(self, *task_ids: str) -> None:
@@ -61,7 +61,7 @@ class Floor(Shop):
         until(lambda: wanted <= {each.task_id for each in self.events if each.outcome == outcome}, what=f"all to be {outcome}")
 
     def ran_once(self, task_ids: list[str]) -> None:
-        """Each of these tasks was published, ran once, and succeeded."""
+        """Check that each of these tasks was published, ran once, and succeeded."""
         runs = Counter(line["id"] for line in self.runs() if line["event"] == "run")
         lives: dict[str, list[str]] = {task_id: [] for task_id in task_ids}
         for event in self.events:
@@ -71,39 +71,39 @@ class Floor(Shop):
         assert [life for life in lives.values() if life != ["published", "succeeded"]] == []
 
     def filled(self, count: int, gate: str, **options: Any) -> list[str]:
-        """Occupy so many places of the pool with tasks that wait at this gate; their ids."""
+        """Occupy `count` places of the pool with tasks that wait at this gate. Returns their ids."""
         ids = [self.send("holds", gate, **options) for _ in range(count)]
         self.begun(*ids)
         return ids
 
     def ask(self, question: str, *args: Any, worker: int = -1, **options: Any) -> Any:
-        """What a worker answers to `inspect`."""
+        """The answer of a worker to `inspect`."""
         name = f"w{len(self.workers) - 1 if worker < 0 else worker}@shop"
         answer = getattr(self.app.control.inspect(destination=[name], timeout=60), question)(*args, **options)
         assert answer is not None, f"{name} did not answer {question}"
         return answer[name]
 
     def tell(self, command: str, *args: Any, worker: int = -1, **options: Any) -> Any:
-        """What a worker answers to a control command."""
+        """The answer of a worker to a control command."""
         name = f"w{len(self.workers) - 1 if worker < 0 else worker}@shop"
         answer = getattr(self.app.control, command)(*args, destination=[name], reply=True, timeout=60, **options)
         assert answer, f"{name} did not answer {command}"
         return answer[0][name]
 
     def waits_for_nothing(self) -> None:
-        """Wait until no queue that was used holds a message."""
+        """Wait until no queue has a message."""
         until(lambda: not self.leftovers(), what=f"nothing to be left, not {self.leftovers()}")
 
 
 def waiting_ids(here: Floor, queue: str) -> list[str]:
-    """The task ids in a queue, the next to be taken first."""
+    """The task ids in a queue, the next to be received first."""
     raws: Any = here.server.client.lrange(queue, 0, -1)
     return [json.loads(raw)["headers"]["id"] for raw in reversed(raws)]
 
 
 @contextmanager
 def floor(**options: Any) -> Iterator[Floor]:
-    """A floor on a private broker; ended with all its workers."""
+    """A floor on a private broker. At the end both are stopped, with all workers."""
     options.setdefault("settings", SETTINGS)
     with tempfile.TemporaryDirectory(prefix="rd-", ignore_cleanup_errors=True) as name:
         folder = Path(name)

@@ -1,6 +1,6 @@
-"""The Celery app of the tests of remote control, shutdown, limits and routing: a test says when its tasks begin and end.
+"""The Celery app of the tests of remote control, shutdown, limits and routing. A test controls when its tasks begin and end.
 
-A task that `holds` notes that it has begun and waits until its gate, a file in the shop's folder, is opened.
+The task `holds` notes its begin, and waits until its gate, a file in the shop's folder, is opened.
 """
 
 from __future__ import annotations
@@ -37,11 +37,10 @@ FOLDER = Path(os.environ["SHOP_RUNS"]).parent
 
 
 class Fast(datetime):
-    """A clock that is an hour ahead, as Celery's requests read it."""
+    """A clock that is an hour fast, for Celery's requests."""
 
     @classmethod
     def now(cls, tz: Any = None) -> Any:
-        """An hour from now."""
         return datetime.now(tz) + timedelta(hours=1)
 
 
@@ -54,26 +53,24 @@ worker_ready.connect(ready)
 
 @signals.task_revoked.connect
 def on_revoked(request: Any, terminated: bool, expired: bool, **_: Any) -> None:
-    """Noted as a signal."""
     note(request.id, event="task_revoked", terminated=terminated, expired=expired)
 
 
 @app.task(bind=True)
 def ok(self: Any, value: Any = None) -> Any:
-    """Succeeds."""
     note(self.request.id, event="run", queue=self.request.delivery_info["routing_key"], value=value)
     return value
 
 
 @app.task(bind=True)
 def bills(self: Any) -> None:
-    """Succeeds, on the queue to which the app's routes send it."""
+    """Succeeds. The app's routes send it to the queue `billing`."""
     note(self.request.id, event="run", queue=self.request.delivery_info["routing_key"])
 
 
 @app.task(bind=True)
 def holds(self: Any, gate: str = "", value: Any = None, seconds: float = 0) -> Any:
-    """Waits for its gate, and a while."""
+    """Waits for its gate, and then for `seconds`."""
     note(self.request.id, event="run", redelivered=self.request.delivery_info["redelivered"], value=value)
     while not (FOLDER / f"gate-{gate or self.request.id}").exists():
         time.sleep(0.02)
@@ -84,7 +81,7 @@ def holds(self: Any, gate: str = "", value: Any = None, seconds: float = 0) -> A
 
 @app.task(bind=True, acks_late=False)
 def early(self: Any, gate: str) -> None:
-    """Is acknowledged before it runs, and waits for its gate."""
+    """Is acknowledged early, and waits for its gate."""
     note(self.request.id, event="run")
     while not (FOLDER / f"gate-{gate}").exists():
         time.sleep(0.02)
@@ -93,7 +90,7 @@ def early(self: Any, gate: str) -> None:
 
 @app.task(bind=True)
 def fails(self: Any, times: int = 10**6, message: str = "no") -> str:
-    """Fails so many times, then succeeds."""
+    """Fails `times` times, then succeeds."""
     note(self.request.id, event="run")
     if self.request.retries < times:
         raise RuntimeError(message)
@@ -102,7 +99,6 @@ def fails(self: Any, times: int = 10**6, message: str = "no") -> str:
 
 @app.task(bind=True)
 def rejects(self: Any) -> None:
-    """Rejects its message."""
     note(self.request.id, event="run")
     reason = "no"
     raise Reject(reason, requeue=False)
@@ -110,19 +106,17 @@ def rejects(self: Any) -> None:
 
 @app.task(bind=True, rate_limit="4/s")
 def limited(self: Any) -> None:
-    """Runs four times a second."""
     note(self.request.id, event="run")
 
 
 @app.task(bind=True, rate_limit="1/h")
 def hourly(self: Any) -> None:
-    """Runs once an hour."""
     note(self.request.id, event="run")
 
 
 @app.task(bind=True)
 def grows(self: Any, megabytes: int) -> None:
-    """Makes its process larger for good."""
+    """Increases the memory of its process permanently."""
     note(self.request.id, event="run")
     KEPT.append(bytearray(os.urandom(1) * (megabytes << 20)))
 
@@ -132,12 +126,10 @@ KEPT: list[bytearray] = []
 
 @app.task(bind=True)
 def gathers(self: Any, results: Any) -> Any:
-    """Ends a chord."""
     note(self.request.id, event="run")
     return results
 
 
 @app.task
 def regrets(request: Any, exc: Any, _traceback: Any) -> None:
-    """An error callback."""
     note(request.id, event="errback", exception=type(exc).__name__)

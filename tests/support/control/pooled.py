@@ -1,7 +1,7 @@
 """A shop on each pool, shared by the test modules that run on all pools.
 
-Each has a private broker, a result backend, and one worker with room for two tasks (one on solo) that consumes the queues of
-`tests.support.control.control_queues`. The worker is started when it is first asked for, and again after a test has ended it.
+Each shop has a private broker, a result backend, and one worker with two places (one on solo) that consumes the queues of
+`tests.support.control.control_queues`. The worker starts at its first use, and again if a test has ended it.
 """
 
 from __future__ import annotations
@@ -23,39 +23,39 @@ if TYPE_CHECKING:
 __all__ = ["CAN_TERMINATE", "GREEN", "POOLS", "Floors", "floors", "on", "places", "pool_param"]
 
 POOLS = ("prefork", "threads", "solo", "gevent", "eventlet")
-#: Pools of greenlets: the worker's own loop waits while they have no room.
+#: Pools of greenlets: the worker's loop waits while they are full.
 GREEN = {"gevent", "eventlet"}
-#: Pools in which a running task can be ended from outside; the others log that they cannot, and let it run.
+#: Pools that can terminate a running task. Other pools log that they cannot.
 CAN_TERMINATE = {"prefork", *GREEN}
 
 
 def places(pool: str) -> int:
-    """How many tasks run at once."""
+    """The number of tasks that run at once."""
     return 1 if pool == "solo" else 2
 
 
 def pool_param(pool: str) -> object:
-    """A parameter: all tests with it run in one process of the test run, and share its floor."""
+    """A parameter whose tests all run in one process, and share its floor."""
     marks = [pytest.mark.xdist_group(f"pools-{pool}")]
     return pytest.param(pool, marks=marks if pool == POOLS[0] else [*marks, FULL])
 
 
 class Floors:
-    """The floors of one test run's process, each opened when it is first asked for."""
+    """The floors of one process of the test run, each opened at its first use."""
 
     def __init__(self, stack: ExitStack) -> None:
         self._stack = stack
         self._open: dict[str, Floor] = {}
 
     def of(self, pool: str) -> Floor:
-        """The pool's floor, with a living worker. In CI no pool may be missing."""
+        """The pool's floor, with a running worker."""
         here = self.without_worker(pool)
         if not here.workers or here.workers[-1].process.poll() is not None:
             here.start(pool=pool)
         return here
 
     def without_worker(self, pool: str) -> Floor:
-        """The pool's floor, whether or not a worker lives."""
+        """The pool's floor, with or without a running worker. In CI a missing pool is a failure."""
         if missing(pool):
             (pytest.fail if os.environ.get("CI") else pytest.skip)(missing(pool))
         if pool not in self._open:
@@ -67,7 +67,6 @@ class Floors:
 
 @pytest.fixture(scope="session")
 def floors() -> Iterator[Floors]:
-    """All floors."""
     with ExitStack() as stack:
         yield Floors(stack)
 

@@ -1,1 +1,1 @@
-"""The documents: what follows their commands, draws their screens and builds their site."""
+"""Tools for the documents: run their commands, draw their screens, build their site."""

@@ -1,4 +1,4 @@
-"""The README's picture: a terminal session as SVG, light and dark, made of what commands have printed."""
+"""The README's picture: the output of commands as a terminal session in SVG, light and dark."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["THEMES", "write_pictures"]
 
 THEMES: dict[str, TerminalTheme] = {"light": DEFAULT_TERMINAL_THEME, "dark": DIMMED_MONOKAI}
-#: rich's own frame without the fonts that it fetches from elsewhere.
+#: rich's frame without the fonts that it loads from the network.
 FRAME = """\
 <svg viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg" role="img">
 <style>
@@ -37,7 +37,7 @@ FRAME = """\
 
 
 def write_pictures(folder: Path, session: Sequence[tuple[str, str]]) -> None:
-    """Write `terminal-light.svg` and `terminal-dark.svg`. `session`: commands, and what each printed, colours included."""
+    """Write `terminal-light.svg` and `terminal-dark.svg`. `session` has commands and their coloured output."""
     for name, theme in THEMES.items():
         console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True, color_system="truecolor")
         for typed, printed in session:
@@ -46,5 +46,5 @@ def write_pictures(folder: Path, session: Sequence[tuple[str, str]]) -> None:
                 console.print(Text.from_ansi(printed.rstrip()), no_wrap=True, overflow="ellipsis")
                 console.print()
         svg = console.export_svg(title="~/shop", theme=theme, code_format=FRAME, unique_id=f"terminal-{name}")
-        svg = svg.replace("rgba(255,255,255,0.35)", "rgba(128,128,128,0.5)")  # the border, which is to be seen on white, too
+        svg = svg.replace("rgba(255,255,255,0.35)", "rgba(128,128,128,0.5)")  # a border that is visible on white, too
         (folder / f"terminal-{name}.svg").write_text("".join(f"{line.rstrip()}\n" for line in svg.splitlines()))

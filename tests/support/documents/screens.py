@@ -1,9 +1,7 @@
-"""The screens of the command line, as users see them: on terminals of three widths, and piped, from real brokers with fixed data.
+"""The screens of the command line on terminals of three widths, and piped, from real brokers with fixed data.
 
-`docs/screens/` holds them, a file for each command. To write them again: `./dev python -m tests.support.documents.screens`.
-
-A screen has a stage, which says where its command finds its data: the shop on Redis, a queue on RabbitMQ (`RABBITMQ`), or exported
-events and a Spark session (`BOOKS`).
+`docs/screens/` has a file for each command. To write them again: `./dev python -m tests.support.documents.screens`. The data of a
+screen come from the shop on Redis, a queue on RabbitMQ (`RABBITMQ`), or exported events and a Spark session (`BOOKS`).
 """
 
 from __future__ import annotations
@@ -52,7 +50,7 @@ __all__ = ["FOLDER", "SCREENS", "arranged", "screen", "shown"]
 
 FOLDER = Path(__file__).resolve().parents[3] / "docs" / "screens"
 WIDTHS = (80, 120, 200)
-#: What each file shows; a name that begins with `error-` is refused with one line.
+#: The command of each file. Commands of `error-` files fail with one line.
 SCREENS: Mapping[str, str] = {
     "help": "--help",
     "adopt": "adopt -A shop",
@@ -96,7 +94,7 @@ SCREENS: Mapping[str, str] = {
     "error-queue": "-A shop dlq redrive DLQ.orders --all --to ordres",
     "error-reason": "-A shop dlq redrive DLQ.orders --reason exausted",
 }
-#: The screens that are not of the shop on Redis.
+#: The screens whose data do not come from the shop on Redis.
 BOOKS, RABBITMQ = {"books-show", "reconcile"}, {"dlq-import"}
 
 TASKS: Mapping[str, dict[str, Any]] = {
@@ -105,22 +103,22 @@ TASKS: Mapping[str, dict[str, Any]] = {
     "shop.mail.send_receipt": {"acks_late": True, "max_retries": None},
     "shop.reports.nightly": {"time_limit": 300},
 }
-#: Days and hours, with half an hour in which nothing changes.
+#: Ages and delays in ms. Half an hour more or less does not change how they are shown.
 LONG_AGO, YESTERDAY, SOON, LATER = 275_400_000, 102_600_000, 189_000_000, 365_400_000
 MOMENT = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\dZ")
 CUT_MOMENT = re.compile(r"…(?:[\d-]* )?[\d:]*\d\dZ")
 FIXED = "2026-01-31 12:00:00Z"
 PORT = re.compile(r"127\.0\.0\.1:\d+")
-#: How long a run of the books has taken so far. A terminal shows such a line, overwrites it, and removes it at the end.
+#: The seconds in a progress line of the books, and a progress line that a terminal has overwritten.
 TAKEN, WRITTEN_OVER = re.compile(r"^ *\d+\.\d s  ", re.MULTILINE), re.compile(r"^.*\r\x1b\[K", re.MULTILINE)
-#: The values in Prometheus' lines that differ from run to run.
+#: The values of Prometheus that differ from run to run.
 MEASURED = re.compile(r"^(redelivery_\w*(?:seconds|bytes)(?:\{.*\})?) [\d.e+]+$", re.MULTILINE)
 REFUSED = "the bank refused the card: insufficient funds on account ending 4242"
 
 
 @contextlib.contextmanager
 def arranged(server: Server) -> Iterator[Desk]:
-    """A desk whose app `shop` has dead letters, messages that wait, and events, always the same; the folder is a new one."""
+    """A desk in a new folder, whose app `shop` always has the same dead letters, delayed messages and events."""
     desk = Desk(server)
 
     def nothing() -> None:
@@ -129,7 +127,7 @@ def arranged(server: Server) -> Iterator[Desk]:
     for name, options in TASKS.items():
         desk.app.task(name=name, shared=False, **options)(nothing)
     _arrange(desk)
-    # What else this environment has installed or loaded is no part of the screen of `adopt`.
+    # The screen of `adopt` must not depend on what else is installed here.
     with mock.patch.object(adoption, "neighbours_of", tuple), _in_a_new_folder() as folder, _as_shop(desk.app):
         (folder / "token").write_text("a token that somebody chose\n")
         try:
@@ -140,7 +138,7 @@ def arranged(server: Server) -> Iterator[Desk]:
 
 @contextlib.contextmanager
 def with_books() -> Iterator[None]:
-    """A new folder with events and an inventory, and the books that a run has made of them; a Spark session runs."""
+    """A new folder with events, an inventory, and the books of them, and a running Spark session."""
     histories = Histories()
     charge: Row = {"task": "shop.payments.charge_card"}
     mail: Row = {"task": "shop.mail.send_receipt"}
@@ -164,7 +162,7 @@ def with_books() -> Iterator[None]:
 
 @contextlib.contextmanager
 def with_rabbitmq(rabbit: Rabbit) -> Iterator[None]:
-    """The app `shop` on RabbitMQ, whose queues let it dead-letter by itself; two messages have died so."""
+    """The app `shop` on RabbitMQ. Its queues dead-letter by `x-max-length`, and three messages have died."""
     to_rejected = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "rejected"}
     queues = [
         Queue("orders", queue_arguments={**to_rejected, "x-max-length": 1}),
@@ -201,7 +199,7 @@ def _in_a_new_folder() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _as_shop(app: Celery) -> Iterator[None]:
-    """The module `shop` has this app."""
+    """Make this app importable as `shop`."""
     module = types.ModuleType("shop")
     module.app = app  # type: ignore[attr-defined]
     with mock.patch.dict(sys.modules, {"shop": module}):
@@ -222,7 +220,7 @@ def _arrange(desk: Desk) -> None:
 
 
 def screen(name: str, desk: Desk | None = None) -> str:
-    """The text of a screen's file as it should be now; the broker of the `desk` is restored after each look."""
+    """The current text of a screen's file. The broker of the `desk` is restored after each command."""
 
     def look(columns: int | None) -> str:
         with contextlib.nullcontext() if desk is None else _left_as_it_was(desk):
@@ -235,7 +233,7 @@ def screen(name: str, desk: Desk | None = None) -> str:
 
 
 def _begin_operations(desk: Desk) -> None:
-    """Three operations: one that its canary stopped, one that is paused, and one that waits."""
+    """Begin three operations: stopped by its canary, paused, and waiting."""
     store, now = store_of(desk.transport), desk.transport.now_ms()
     client: Any = desk.client
     stopped, paused, waiting = (
@@ -271,7 +269,7 @@ def _begin_operations(desk: Desk) -> None:
 
 
 def _words(name: str) -> list[str]:
-    """The words of a screen's command; Java keeps the folder in which it was started, so it needs absolute paths."""
+    """The words of a screen's command. Paths for Java are absolute, because Java keeps the folder in which it started."""
     words = SCREENS[name].split()
     if name != "reconcile":
         return words
@@ -289,7 +287,7 @@ def _left_as_it_was(desk: Desk) -> Iterator[None]:
 
 
 def _normal(text: str) -> str:
-    """The same text without colours, and with a fixed text in place of each time."""
+    """The text without colours, and with fixed texts for times."""
     text = TAKEN.sub("   1.0 s  ", WRITTEN_OVER.sub("", text))
     text = PORT.sub("127.0.0.1:5151", MOMENT.sub(FIXED, click.unstyle(text)))
     text = CUT_MOMENT.sub(lambda found: "…" + FIXED[-(len(found[0]) - 1) :], text)
@@ -297,7 +295,7 @@ def _normal(text: str) -> str:
 
 
 def shown(words: list[str], columns: int | None) -> str:
-    """What a command prints, on stdout and stderr, where both are a terminal with so many columns, or a pipe."""
+    """The output of a command, stdout and stderr, on a terminal of `columns` columns, or on a pipe (None)."""
     if columns is None:
         written = io.StringIO()
         _run(words, written)
@@ -319,21 +317,21 @@ def _run(words: list[str], stream: io.TextIOBase | io.TextIOWrapper) -> None:
         contextlib.redirect_stdout(stream),
         contextlib.redirect_stderr(stream),
         contextlib.suppress(SystemExit),
-        mock.patch.object(signal, "sigwait", _told_to_end(signal.sigwait)),
+        mock.patch.object(signal, "sigwait", _with_sigterm(signal.sigwait)),
         mock.patch("uvicorn.Server.run", _served_nothing),
-        mock.patch.object(logging.root, "handlers", [logging.NullHandler()]),  # what is logged has its time, and is no screen
+        mock.patch.object(logging.root, "handlers", [logging.NullHandler()]),  # logs have times, and are not part of the screen
     ):
         redelivery.main(words, prog_name="redelivery")
 
 
 def _served_nothing(_: object, sockets: list[socket.socket]) -> None:
-    """The page is served until it is stopped: at once, here."""
+    """Replace the server of the page by one that ends at once."""
     for each in sockets:
         each.close()
 
 
-def _told_to_end(wait: Callable[[set[signal.Signals]], int]) -> Callable[[set[signal.Signals]], int]:
-    """Waiting for a signal, which comes at once: a command that runs until it is stopped shows how it begins."""
+def _with_sigterm(wait: Callable[[set[signal.Signals]], int]) -> Callable[[set[signal.Signals]], int]:
+    """Let `sigwait` get SIGTERM at once: the screen of a server shows only how it begins."""
 
     def waits(signals: set[signal.Signals]) -> int:
         signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
@@ -343,14 +341,14 @@ def _told_to_end(wait: Callable[[set[signal.Signals]], int]) -> Callable[[set[si
 
 
 def _read(master: int, into: list[bytes]) -> None:
-    """Read until the other end is closed; Linux reports that as an error."""
+    """Read until the other end is closed, which Linux reports as an error."""
     with contextlib.suppress(OSError):
         while chunk := os.read(master, 65_536):
             into.append(chunk)
 
 
 def main() -> None:
-    """Write all screens anew; those that are no longer listed go, and those whose broker is not installed stay as they are."""
+    """Write all screens, and remove those that are not listed any more. Without RabbitMQ its screens stay unchanged."""
     FOLDER.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="rd-") as folder:
         server = Server(Path(folder), binaries()["valkey"]).start()

@@ -1,9 +1,10 @@
-"""The site of the documents: the pages that it is built from, and a look at what was built.
+"""The site of the documents: lay out its pages, and check the built site.
 
 `python -m tests.support.documents.site lay_out` links every page below `.site/pages`, by its path in the repository, so that links
-need no change. `python -m tests.support.documents.site check` names each place of the built site that a browser would fetch from
-another host, and what its search does not find.
-`./dev docs` runs both, in an environment without the project: this module imports the standard library alone.
+stay valid. `python -m tests.support.documents.site check` lists everything that a browser would load from another host, and pages
+that the search does not find.
+
+`./dev docs` runs both without the project installed, so this module imports only the standard library.
 """
 
 from __future__ import annotations
@@ -23,19 +24,19 @@ __all__ = ["foreign", "not_found", "pages"]
 
 ROOT = Path(__file__).resolve().parents[3]
 SITE = ROOT / ".site"
-#: What the pages are made of: Markdown, the pictures beside it, and screens.
+#: The endings of pages, pictures and screens.
 SHOWN = {".md", ".svg", ".png", ".txt"}
 PLACES = ("docs", "examples", "benchmarks")
-#: Attributes that a browser follows by itself; a link is followed by its reader.
+#: Attributes that a browser loads by itself, unlike links.
 FETCHED = {("link", "href"), ("script", "src"), ("img", "src"), ("iframe", "src"), ("source", "srcset"), ("source", "src")}
-#: What somebody looks for, and a page where it must be found.
+#: Search terms, each with a page that the search must find.
 SOUGHT = {
     "visibility timeout": "docs/operations/",
     "canary": "docs/dead-letters/",
     "maxmemory": "docs/doctor/",
     "RedeliverAfter": "docs/api/",
 }
-#: Links in the head that name a place and fetch nothing.
+#: Links in the head that a browser does not load.
 NAMED_ONLY = {"canonical", "next", "prev"}
 
 
@@ -43,11 +44,11 @@ def pages() -> list[Path]:
     """Every page and picture of the site, by its path in the repository."""
     found = [*ROOT.glob("*.md"), *(each for place in PLACES for each in (ROOT / place).rglob("*"))]
     paths = [each.relative_to(ROOT) for each in found if each.suffix in SHOWN and each.is_file()]
-    return sorted(each for each in paths if not any(part.startswith(".") for part in each.parts))  # pytest keeps a page, too
+    return sorted(each for each in paths if not any(part.startswith(".") for part in each.parts))  # `.pytest_cache` has a page, too
 
 
 def lay_out() -> None:
-    """Lay the pages out anew, as links: a change of a page is a change of the site that is served."""
+    """Lay out the pages as links, so that a served site shows each change of a page."""
     shutil.rmtree(SITE, ignore_errors=True)
     for page in pages():
         target = SITE / "pages" / page
@@ -73,7 +74,7 @@ class _Fetches(HTMLParser):
 
 
 def foreign(site: Path) -> Iterator[str]:
-    """Each place of a built site that a browser would fetch from another host, with its page."""
+    """Everything that a browser would load from another host, with its page."""
     for page in sorted(site.rglob("*.html")):
         reader = _Fetches()
         reader.feed(page.read_text("utf-8"))
@@ -86,7 +87,7 @@ def foreign(site: Path) -> Iterator[str]:
 
 
 def not_found(site: Path) -> Iterator[str]:
-    """What the search of a built site lacks: its script, its index, a page in the index, or a word on a page."""
+    """What is missing in the search of a built site: its script, its index, a page, or a term of `SOUGHT`."""
     script = re.search(r'"search":"([^"]+)"', (site / "index.html").read_text("utf-8"))
     if script is None or not (site / script[1]).exists():
         yield "search: no script"
@@ -108,7 +109,7 @@ def not_found(site: Path) -> Iterator[str]:
 
 
 def main(command: str) -> None:
-    """Lay out the pages, or check the built site; exit code 1 if a page uses another host, or the search does not find it."""
+    """Lay out the pages, or check the built site. Exit code 1: the check has found something."""
     if command == "lay_out":
         lay_out()
         return

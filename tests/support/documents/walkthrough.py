@@ -1,19 +1,19 @@
-"""Does what documents say, block by block, and compares what each command prints with what stands below it.
+"""Runs the commands of documents, block by block, and compares their output with the document.
 
-`./dev follow` runs this for the README, the tutorial, the examples, the runbooks and the page about migrating, or for those that
-are named behind it; `./dev follow --write` puts in what is printed now, and draws the README's picture. On a bare machine
-`python3 -m tests.support.documents.walkthrough --bare README.md` needs Python alone. It installs the rest, and says how long each
-command took.
+`./dev follow` runs this for the README, the tutorial, the examples, the runbooks and the page about migrating, or for the named
+documents. `./dev follow --write` writes the current output into them, and draws the README's picture. On a bare machine `python3 -m
+tests.support.documents.walkthrough --bare README.md` needs only Python. It installs the rest, and prints the duration of each
+command.
 
-- A `python` or `toml` block whose first line is `# shop.py` is that file; `# at the end of shop.py` is added to it. One that begins
-  with `# never run` is only compiled.
-- A `console` block has commands behind `$ `, and what they print. `…` stands for anything; what has a line of it alone is never
-  written anew. Every command must end with 0; `|| echo "exit code $?"` shows another one.
-- `<!-- until: COMMAND -->` tries a command until it succeeds; `<!-- run: COMMAND -->` runs one that the reader need not see;
-  `<!-- run by PATH -->` says who else runs the next block; `--said COMMAND` compares what was printed there.
+- A `python` or `toml` block with the first line `# shop.py` is that file; `# at the end of shop.py` appends to it. A block that
+  begins with `# never run` is only compiled.
+- A `console` block has commands behind `$ `, and their output. `…` stands for any text. An output with a line of only `…` is never
+  rewritten. Every command must end with 0; `|| echo "exit code $?"` shows another exit code.
+- `<!-- until: COMMAND -->` repeats a command until it succeeds. `<!-- run: COMMAND -->` runs a command that readers do not see.
+  `<!-- run by PATH -->` names the program that runs the next block instead; it compares its output with `--said COMMAND`.
 
-Ids, times, durations and the width of columns may differ. Port 6379 is a free port in truth. A `View` says how wide the terminal
-is, and whether what goes to stderr is seen; where it is not, only stdout is compared, for progress goes to stderr.
+Ids, times, durations and the width of columns may differ. Port 6379 stands for a free port. A `View` has the size of the terminal,
+and whether stderr is compared, too; by default it is not, because progress goes there.
 """
 
 from __future__ import annotations
@@ -43,27 +43,27 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
 ROOT = Path(__file__).resolve().parents[3]
-#: What is followed in a home of its own, with a clone of the repository in it.
+#: The documents that are followed in a new home with a clone of the repository.
 DOCUMENTS = ("README.md", "docs/tutorial.md", *(f"examples/{name}/README.md" for name in ("django", "fastapi", "webhooks")))
 STEP = re.compile(
     r"(?:^<!-- run by (?P<elsewhere>\S+) -->\n)?^```(?P<language>python|toml|console)\n(?P<block>.*?)^```$"
     r"|^<!-- (?P<kind>until|run): (?P<hidden>.*?) -->$",
     re.MULTILINE | re.DOTALL,
 )
-#: What the tests' environment has done already; only a bare machine does it. What these print is not compared.
+#: Installation commands: only a bare machine runs them, and their output is not compared.
 PREPARING = re.compile(r"(python3 -m venv|\. \S+/activate|(\S*/)?pip install)\b")
 COMMENT = re.compile(r"\s{2,}# .*$")
 ESCAPES = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07]*(\x07|\x1b\\)|[@-_])")
 DURATION = (re.compile(r"\b\d+(\.\d+)?\s?(ms|s|m|h|min)\b(\s\d+(ms|s|m)\b)*(\s\(\d+:\d\d:\d\d\))?"), "DURATION")
-#: What differs from run to run, and what stands for it where two outputs are compared.
+#: Patterns of texts that differ from run to run, and their names in a comparison.
 VARIABLE = (
     (re.compile(r"\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b"), "UUID"),
     (re.compile(r"\b[0-9a-f]{6,40}\b(…)?"), "ID"),
     DURATION,
     (re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d([.,]\d+)?)?Z?|\b\d\d:\d\d(:\d\d)?([.,]\d+)?Z?"), "TIME"),
-    (re.compile(r"\bin (1 file|2 files)\b"), "in FILES"),  # an export writes one for each hour, and a run may cross a full one
-    (re.compile(r"\bfinge\w*…?"), "fingerprint"),  # a head that is cut where the ages beside it are longer
-    (re.compile(r"(\S{4})\S*(?: \S+)*…"), r"\1…"),  # a cell that is cut: where, depends on its neighbours' width
+    (re.compile(r"\bin (1 file|2 files)\b"), "in FILES"),  # one file for each hour, and a run may cross a full hour
+    (re.compile(r"\bfinge\w*…?"), "fingerprint"),  # a heading that is cut if the ages next to it are longer
+    (re.compile(r"(\S{4})\S*(?: \S+)*…"), r"\1…"),  # a cut cell: its length depends on the width of other cells
     (re.compile(r"[─━═╌-]{3,}"), "---"),
     (re.compile(r"\s+"), " "),
 )
@@ -73,14 +73,14 @@ BROKEN_MOMENT = re.compile(r"(?<=\d{4}-\d\d-\d\d)\n\s*(?=\d\d:\d\d)")
 PICTURE_OF, PICTURED = "README.md", re.compile(r"redelivery -A shop dlq (list|causes|redrive)|redelivery reconcile")
 PORT, HOST, HOME = "6379", "shop-1", "/home/you"
 WIDTH, HEIGHT = 100, 40
-#: Seconds that a command may take, and a condition to come true: all quick tests are one command.
+#: The timeout of a command or a condition, in seconds: one command runs all quick tests.
 TIMEOUT = 1800.0
 END = "end-of-command"
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A terminal, and what of it is compared: `variable` differs from run to run besides `VARIABLE`, and comes first."""
+    """A terminal, and what is compared. Patterns in `variable` are applied before `VARIABLE`."""
 
     width: int = WIDTH
     height: int = HEIGHT
@@ -89,12 +89,12 @@ class View:
 
 
 class Deviation(AssertionError):
-    """A command does something other than its document says."""
+    """A command behaves differently from its document."""
 
 
 @dataclass
 class Command:
-    """A command of a document, what is said that it prints, and what it printed, colours included."""
+    """A command of a document, its expected output, and what it printed, with colours."""
 
     typed: str
     expected: list[str] = field(default_factory=list)
@@ -102,38 +102,38 @@ class Command:
 
     @property
     def shown(self) -> list[str]:
-        """What it printed, as lines without colours."""
+        """The printed lines, without colours."""
         return [line.rstrip() for line in ESCAPES.sub("", self.printed).rstrip().splitlines()]
 
     @property
     def is_compared(self) -> bool:
-        """Whether what it prints is known beforehand."""
+        """Whether the output is compared."""
         return not PREPARING.search(self.typed)
 
     @property
     def leaves_out(self) -> bool:
-        """Whether its document has a `…` that it did not print."""
+        """Whether its document has a `…` that was not printed."""
         return "\n".join(self.expected).count("…") > "\n".join(self.shown).count("…")
 
     def is_as_said(self, view: View = View()) -> bool:
-        """Whether it printed what its document says, but for what differs from run to run: also where lines are broken."""
+        """Whether the output is as expected, apart from variable texts and line breaks."""
         pattern = " (?:.* )?".join(text_pattern(part) for part in running_text(self.expected, view).split(" … "))
         return re.fullmatch(pattern, running_text(self.shown, view)) is not None
 
 
 def text_pattern(text: str) -> str:
-    """What matches a text in which `…` stands for anything."""
+    """A pattern for a text in which `…` stands for any text."""
     return ".*".join(map(re.escape, text.split("…")))
 
 
 def running_text(lines: Sequence[str], view: View = View()) -> str:
-    """All of it as one line, with a space at either end."""
+    """The comparable text as one line, with a space at both ends."""
     whole = BROKEN_MOMENT.sub(" ", "\n".join(lines)).splitlines()
     return DURATION[0].sub(DURATION[1], f" {' '.join(filter(None, comparable(whole, view)))} ")
 
 
 def comparable(lines: Sequence[str], view: View = View()) -> list[str]:
-    """The same lines without what differs from run to run."""
+    """The lines with names in place of variable texts."""
     found = []
     for each in lines:
         line = each
@@ -144,9 +144,9 @@ def comparable(lines: Sequence[str], view: View = View()) -> list[str]:
 
 
 class Shell:
-    """One bash on a terminal, in a process group of its own, so that what it left in the background ends with it.
+    """A bash on a terminal in the `folder`, in its own process group, so that its background processes end with it.
 
-    It begins in the `folder`; `names` says what stands in documents for a text that is this run's own.
+    `names` has texts of this run, and what documents have in their place.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class Shell:
         self._terminal, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", view.height, view.width, 0, 0))
         modes = termios.tcgetattr(theirs)
-        modes[1] &= ~termios.OPOST  # a line ends as it was written
+        modes[1] &= ~termios.OPOST  # keep line ends unchanged
         termios.tcsetattr(theirs, termios.TCSANOW, modes)
         self._process = subprocess.Popen(
             ["bash"],
@@ -178,18 +178,18 @@ class Shell:
         self._begin(f"cd {folder}")
 
     def run(self, command: str) -> tuple[int, str, str]:
-        """Its exit code, what it printed, and what it said on stderr where that is not shown."""
+        """Run a command. Returns its exit code, its output, and its stderr if that is not part of the output."""
         since = os.fstat(self._errors).st_size
         code, printed = self._begin(COMMENT.sub("", command).replace(PORT, self._port))
         said = os.pread(self._errors, 10**6, since).decode(errors="replace")
-        return code, self._made_general(printed), self._made_general(said)
+        return code, self._generalised(printed), self._generalised(said)
 
-    def _made_general(self, text: str) -> str:
-        """Without what is this machine's and this run's."""
+    def _generalised(self, text: str) -> str:
+        """Replace texts of this machine and this run."""
         general = text.replace("\r\n", "\n")
         for own, name in self._names.items():
             general = general.replace(own, name)
-        # A line that was written over on the way is progress, which no document shows.
+        # An overwritten line is progress, which no document shows.
         return re.sub(r"(?m)^.*\r.*\n?", "", general) if self.view.shows_errors else general
 
     def _begin(self, command: str) -> tuple[int, str]:
@@ -212,7 +212,7 @@ class Shell:
         return int(ended[1]), printed[: ended.start()].decode(errors="replace")
 
     def write(self, block: str) -> None:
-        """A file of the document, in the folder where the shell is now."""
+        """Write a file of the document to the current folder of the shell."""
         folder = Path(self._begin("pwd")[1].strip())
         title, _, text = block.partition("\n")
         if title.startswith("# never run"):
@@ -232,12 +232,12 @@ class Shell:
             if time.monotonic() > deadline:
                 folder = Path(self._begin("pwd")[1].strip())
                 logs = "".join(f"\n== {log.name}\n{log.read_text()[-2000:]}" for log in folder.glob("*.log"))
-                msg = f"waited in vain for {condition}{logs}"
+                msg = f"{condition} did not succeed in time{logs}"
                 raise Deviation(msg)
-            time.sleep(0.1)  # other processes' doing can only be looked for
+            time.sleep(0.1)  # other processes can only be polled
 
     def close(self) -> None:
-        """End all of it: first as a terminal does that is closed, then for good."""
+        """End the process group: with SIGTERM, and after three seconds with SIGKILL."""
         for number, seconds in ((signal.SIGTERM, 3), (signal.SIGKILL, 0)):
             try:
                 os.killpg(self._process.pid, number)
@@ -262,7 +262,7 @@ class Shell:
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """A free port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -271,12 +271,12 @@ def free_port() -> int:
 
 @contextmanager
 def shell(*, bare: bool = False) -> Iterator[Shell]:
-    """A shell in `~/redelivery`: this repository, or a clone of it where the machine is `bare`."""
+    """A shell in `~/redelivery`, which is this repository, or a clone of it on a `bare` machine."""
     home = Path(tempfile.mkdtemp(prefix="rd-"))
     drop = ("PYTEST", "REDELIVERY_", "CELERY_", "COV", "NO_COLOR", "COLUMNS", "VIRTUAL_ENV", "PYTHON")
     environment = {key: value for key, value in os.environ.items() if not key.startswith(drop)}
     environment |= {"TERM": "xterm-256color", "LC_ALL": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"}
-    # What is made beside Spark's first run outlives this home.
+    # The class archive of Spark's first run must outlive this home.
     environment.setdefault("XDG_CACHE_HOME", str(Path.home() / ".cache"))
     environment["HOME"] = str(home)
     if bare:
@@ -293,7 +293,7 @@ def shell(*, bare: bool = False) -> Iterator[Shell]:
 
 
 def commands(block: str) -> list[Command]:
-    """Each command of a console block, and the lines that stand below it."""
+    """The commands of a console block with their expected output."""
     found: list[Command] = []
     for line in block.splitlines():
         if line.startswith("$ "):
@@ -306,11 +306,9 @@ def commands(block: str) -> list[Command]:
 
 
 def follow(text: str, here: Shell, *, bare: bool = False, write: bool = False) -> tuple[str, list[Command]]:
-    """Follow a document: its text, to `write` with all that was printed, and its commands.
+    """Follow a document. Returns its text (with `write` the new output in it), and its commands.
 
-    So a page that is written tells of one run, as does a picture that is drawn of it.
-
-    Raises `Deviation` where a command fails, or prints something else and is not to be written.
+    Raises `Deviation` if a command fails, or prints something unexpected without `write`.
     """
     done: list[Command] = []
     new, end = [], 0
@@ -335,12 +333,12 @@ def follow(text: str, here: Shell, *, bare: bool = False, write: bool = False) -
 
 
 def carry_out(command: Command, here: Shell, *, bare: bool, write: bool) -> None:
-    """Run a command, and compare or take over what it prints."""
+    """Run a command, and compare or write its output."""
     if not command.is_compared and not bare:
         return
     began = time.monotonic()
     code, command.printed, said = here.run(command.typed)
-    if bare:  # a reader's hour: what took how long
+    if bare:  # the time that a reader needs
         sys.stderr.write(f"{time.strftime('%H:%M:%S')} {time.monotonic() - began:6.1f} s  {command.typed.splitlines()[0]}\n")
     if code:
         msg = f"{command.typed} ended with {code}:\n{command.printed}{said}"
@@ -355,9 +353,9 @@ def carry_out(command: Command, here: Shell, *, bare: bool, write: bool) -> None
 
 
 def compare(text: str, typed: str, printed: str) -> None:
-    """Whether a command that others ran printed what a document says.
+    """Compare the output of a command that another program ran with a document.
 
-    Raises `Deviation` where it printed something else, or the document has no such command.
+    Raises `Deviation` if they differ, or if the document has no such command.
     """
     blocks = [step["block"] for step in STEP.finditer(text) if step["language"] == "console"]
     said = [each for block in blocks for each in commands(block) if COMMENT.sub("", each.typed) == typed]
@@ -371,18 +369,18 @@ def compare(text: str, typed: str, printed: str) -> None:
 
 
 def other(command: Command) -> str:
-    """What it printed, and what it should have printed."""
+    """The printed and the expected output, for an error."""
     shown, expected = "\n".join(command.shown), "\n".join(command.expected)
     return f"{command.typed} printed\n{shown}\nand not\n{expected}"
 
 
 def as_text(command: Command) -> str:
-    """As it stands in a block."""
+    """The command and its output as lines of a block."""
     return "".join(f"{line}\n" for line in [f"$ {command.typed}", *command.expected])
 
 
 def draw(name: str, done: Sequence[Command]) -> None:
-    """The README's picture, made of what was printed."""
+    """Draw the README's picture from the printed output."""
     if name == PICTURE_OF:
         from tests.support.documents.picture import write_pictures  # noqa: PLC0415 - a bare machine has no rich
 
@@ -390,7 +388,7 @@ def draw(name: str, done: Sequence[Command]) -> None:
 
 
 def shell_for(name: str, *, bare: bool) -> AbstractContextManager[Shell]:
-    """The shell that a document is followed in."""
+    """The shell for a document."""
     if name in DOCUMENTS or not name.startswith("docs/"):
         return shell(bare=bare)
     from tests.support.runbooks import shell_of  # noqa: PLC0415 - a bare machine has no broker of the tests
@@ -399,14 +397,14 @@ def shell_for(name: str, *, bare: bool) -> AbstractContextManager[Shell]:
 
 
 def all_documents() -> list[str]:
-    """What `./dev follow` follows."""
+    """All documents that `./dev follow` follows."""
     from tests.support.runbooks import BROKERS  # noqa: PLC0415 - as above
 
     return [*DOCUMENTS, *BROKERS]
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """The command line. Exit codes: 0 all is as the documents say, 1 it is not."""
+    """The command line. Exit code 0: the documents are right; 1: they are not."""
     parser = argparse.ArgumentParser(prog="./dev follow", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("documents", nargs="*", help="Markdown files, from the top of the repository (all)")
     parser.add_argument("--write", action="store_true", help="write what is printed now below each command")
@@ -415,7 +413,7 @@ def main(words: Sequence[str] | None = None) -> int:
     given = parser.parse_args(words)
     if given.said:
         return _compare(given.documents, given.said, sys.stdin.read())
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that what was started is ended too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the shell is closed
     failed = 0
     for name in given.documents or all_documents():
         try:

@@ -1,7 +1,7 @@
-"""What each way of installing weighs, against the README's table: `./dev python -m tests.support.documents.weights`.
+"""Compares the sizes of the core and of each extra with the README's table: `./dev python -m tests.support.documents.weights`.
 
-Each is installed into a virtual environment of its own, so this needs the network and some minutes. An extra weighs what it adds to
-the core. Exit code 1: the README says another size for one of them.
+Each is installed into a new virtual environment, which needs the network and some minutes. The size of an extra is what it adds to
+the core. Exit code 1: a size in the README is wrong.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import venv
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
-#: How far a size of the README may be from what is measured: a part of it, or so many MB.
+#: The tolerated difference: a share of the size, or MB.
 PART, MB = 0.1, 1.0
 
 
 def main() -> int:
-    """Measure each, and say what differs."""
+    """Measure all sizes, and print the differences."""
     said = {name or "": float(size) for name, size in _said()}
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     core, differs = _weighs(""), False
@@ -33,13 +33,13 @@ def main() -> int:
 
 
 def _said() -> list[tuple[str, str]]:
-    """The names of the README's table, and their sizes in MB."""
+    """The names and sizes (MB) in the README's table."""
     row = r'^\| `"?(?:~|\$HOME)/redelivery(?:\[(\w+)\])?"?` \|[^|]*\|[^|]*\| (?:\+ )?(\d+) \|$'
     return re.findall(row, (ROOT / "README.md").read_text(), re.MULTILINE)
 
 
 def _weighs(extra: str) -> float:
-    """MB of files that an installation adds to an empty virtual environment."""
+    """The MB of files that an installation adds to an empty virtual environment."""
     with tempfile.TemporaryDirectory() as folder:
         venv.create(folder, with_pip=True)
         empty = _size(Path(folder))

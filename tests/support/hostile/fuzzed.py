@@ -1,4 +1,4 @@
-"""The app of the fuzz test of incoming messages: one task, which accepts any arguments and notes the number of its message."""
+"""The app of the fuzz test of incoming messages. Its task accepts any arguments, and notes the number of its message."""
 
 from __future__ import annotations
 
@@ -13,5 +13,4 @@ __all__ = ["app"]
 
 @app.task(bind=True)
 def take(self: Any, *_: Any, **__: Any) -> None:
-    """Succeeds."""
     note(str(self.request.id)[:40], number=(self.request.headers or {}).get(MARK))

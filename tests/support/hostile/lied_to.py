@@ -1,4 +1,4 @@
-"""The app that gets forged headers: tasks that end in each way, and a dead-letter handler that redrives every dead letter."""
+"""The app that gets forged headers. Its dead-letter handler redrives every dead letter."""
 
 from __future__ import annotations
 
@@ -16,13 +16,11 @@ __all__ = ["app"]
 
 @app.task(bind=True)
 def take(self: Any, *_: Any, **__: Any) -> None:
-    """Succeeds."""
     note(str(self.request.id)[:40])
 
 
 @app.task(bind=True)
 def fails(self: Any, *_: Any, **__: Any) -> None:
-    """Fails."""
     note(str(self.request.id)[:40])
     message = "no"
     raise ValueError(message)
@@ -30,7 +28,7 @@ def fails(self: Any, *_: Any, **__: Any) -> None:
 
 @app.task(bind=True)
 def again(self: Any, times: int = 0) -> None:
-    """Publishes itself again with other arguments, once."""
+    """Retries once with other arguments."""
     note(str(self.request.id)[:40])
     if not times:
         raise self.retry(args=(1,), countdown=0)

@@ -1,4 +1,4 @@
-"""The app of the tests of poison messages: tasks that kill their worker in each possible way, and innocent tasks beside them."""
+"""The app of the tests of poison messages: tasks that kill their worker in each possible way, and innocent tasks."""
 
 from __future__ import annotations
 
@@ -19,34 +19,34 @@ MEGABYTE = 1024 * 1024
 
 @app.task(bind=True)
 def ends(self: Any, how: str) -> None:
-    """Ends its process, or its whole worker."""
+    """Ends its process as `how` says."""
     note(self.request.id, how=how)
     if how == "exit":
         os._exit(1)
     if how == "segfault":
         os.kill(os.getpid(), signal.SIGSEGV)
     if how == "memory":
-        _like_the_kernel(900 * MEGABYTE)
+        _die_of_memory(900 * MEGABYTE)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 @app.task(bind=True)
 def ends_worker(self: Any) -> None:
-    """Ends the worker with all of its processes, as a host that goes down does."""
+    """Kills all processes of the worker, as a crash of the host does."""
     note(self.request.id, how="worker")
     os.killpg(os.getpgid(0), signal.SIGKILL)
 
 
 @app.task(bind=True)
 def innocent(self: Any, path: str = "") -> None:
-    """Does nothing, once a file is there."""
+    """Waits for a file, if `path` names one."""
     note(self.request.id, how="innocent")
-    while path and not Path(path).exists():  # the test says when
+    while path and not Path(path).exists():  # the test creates it
         time.sleep(0.02)
 
 
-def _like_the_kernel(limit: int) -> None:
-    """Take memory until there is no more; the kernel would then send SIGKILL, and so does this."""
+def _die_of_memory(limit: int) -> None:
+    """Take memory up to the limit. Then send SIGKILL, as the kernel would."""
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     taken = []
     try:

@@ -1,4 +1,4 @@
-"""Messages for RabbitMQ as any client can write them, with headers that py-amqp refuses to write: deep, badly encoded, odd."""
+"""Messages for RabbitMQ with headers that py-amqp refuses to write: deep, badly encoded, odd."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["deep", "table", "wired"]
 
-#: Values of one byte code each that RabbitMQ lets through, and that a reader may stumble over.
+#: Encoded values that RabbitMQ accepts, and that may break a reader.
 ODD: dict[str, bytes] = {
     "a time in the year 292 billion": b"T" + b"\xff" * 8,
     "text that is not UTF-8": b"S" + struct.pack(">I", 2) + b"\xff\xfe",
@@ -27,7 +27,7 @@ ODD: dict[str, bytes] = {
 
 
 def deep(depth: int, kind: bytes = b"A") -> bytes:
-    """Arrays, or tables (`F`), in each other."""
+    """Nested arrays, or nested tables (`F`)."""
     name = b"\x01n" if kind == b"F" else b""
     step = 5 + len(name)
     heads = [kind + struct.pack(">I", step * left) for left in range(depth - 1, -1, -1)]
@@ -35,7 +35,7 @@ def deep(depth: int, kind: bytes = b"A") -> bytes:
 
 
 def item(value: Any) -> bytes:  # noqa: PLR0911 - one for each type
-    """A value in AMQP's encoding; a number beyond 64 bits becomes the largest or smallest possible one."""
+    """A value in AMQP's encoding. Numbers are clipped to 64 bits."""
     if isinstance(value, bool):
         return b"t" + bytes([value])
     if isinstance(value, int):
@@ -45,7 +45,7 @@ def item(value: Any) -> bytes:  # noqa: PLR0911 - one for each type
     if isinstance(value, (str, float)):  # RabbitMQ closes a connection that sends an infinity or NaN
         text = str(value).encode("utf-8", "surrogatepass")
         return b"S" + struct.pack(">I", len(text)) + text
-    if isinstance(value, bytes):  # written already
+    if isinstance(value, bytes):  # already encoded
         return value
     if isinstance(value, dict):
         return b"F" + table(value)
@@ -56,7 +56,7 @@ def item(value: Any) -> bytes:  # noqa: PLR0911 - one for each type
 
 
 def table(values: dict[Any, Any]) -> bytes:
-    """A table, with its length; names are cut to what AMQP has room for."""
+    """A table with its length. Names are cut to 255 bytes."""
     limit = sys.getrecursionlimit()
     sys.setrecursionlimit(10_000)
     try:
@@ -70,7 +70,7 @@ def table(values: dict[Any, Any]) -> bytes:
 
 
 def wired(message: dict[str, Any], **properties: bytes) -> amqp.Message:
-    """The message with its headers written by hand; `properties` are short texts in place of its own."""
+    """The message with hand-encoded headers. `properties` replace its own short strings."""
     headers = message["headers"]
     plain = {name: each for name, each in headers.items() if name in {"task", "id", "lang", "retries"} and name != HEADER}
     made = message_of(sealed({**message, "headers": plain}), target=("", "celery"))

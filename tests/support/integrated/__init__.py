@@ -1,4 +1,4 @@
-"""Applications that use the libraries of `docs/integrations.md`: each has a module here, and runs on a private broker."""
+"""Applications that use the libraries of `docs/integrations.md`, each in one module, on a private broker."""
 
 from __future__ import annotations
 
@@ -21,33 +21,33 @@ if TYPE_CHECKING:
 
 __all__ = ["Place", "place"]
 
-#: Three attempts, a little apart.
+#: Three attempts with short delays.
 SETTINGS: dict[str, Any] = {"queues": {"#": {"redelivery_delay": 0.3, "max_delivery_attempts": 3}}}
 
 
 @dataclass
 class Place(Shop):
-    """An application of `tests.support.integrated` on one private broker, and programs beside its workers."""
+    """An application of `tests.support.integrated` on a private broker, with its workers and other programs."""
 
     variables: dict[str, str] = field(default_factory=dict)
     programs: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a process needs to be one of this place's."""
+        """The environment of the processes of this place."""
         return {**super().environment, **self.variables}
 
     def publish(self, task: str, *args: Any, **options: Any) -> str:
-        """Publish a task of `tests.support.shop`; its id."""
+        """Publish a task of `tests.support.shop`. Returns its id."""
         return str(self.app.send_task(f"tests.support.shop.{task}", args, **options).id)
 
     def lines(self, name: str) -> list[dict[str, Any]]:
-        """What a library wrote into a file of this name."""
+        """The JSON lines that a library wrote to this file."""
         path = self.folder / name
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     def run(self, *words: str) -> subprocess.Popen[bytes]:
-        """Start a Python program beside the worker; it is ended with it."""
+        """Start a Python program. It ends with this place."""
         with (self.folder / "programs.log").open("ab") as log:
             program = subprocess.Popen(
                 [sys.executable, *words],
@@ -62,7 +62,7 @@ class Place(Shop):
         return program
 
     def does(self, *words: str) -> None:
-        """Run a Python program to its end, which has to be a good one."""
+        """Run a Python program, which must succeed."""
         assert self.run(*words).wait(60) == 0, (self.folder / "programs.log").read_text()[-3000:]
 
     def over(self, *task_ids: str) -> None:
@@ -71,7 +71,6 @@ class Place(Shop):
         until(lambda: set(task_ids) <= {each.task_id for each in self.events if each.outcome in ends}, what=f"{task_ids} to end")
 
     def stop(self) -> None:
-        """End everything."""
         for program in self.programs:
             if program.poll() is None:
                 os.killpg(program.pid, signal.SIGKILL)
@@ -81,7 +80,7 @@ class Place(Shop):
 
 @contextmanager
 def place(module: str, **options: Any) -> Iterator[Place]:
-    """The application `tests.support.integrated.<module>` on a private broker, without a worker yet."""
+    """The application `tests.support.integrated.<module>` on a private broker, without a worker."""
     options.setdefault("settings", SETTINGS)
     options.setdefault("backend", True)
     with tempfile.TemporaryDirectory(prefix="rd-", ignore_cleanup_errors=True) as name:

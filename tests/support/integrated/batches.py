@@ -14,7 +14,7 @@ __all__ = ["app"]
 
 @app.task(base=Batches, flush_every=2, flush_interval=0.2)
 def works(requests: list[Any]) -> None:
-    """Runs, and stores a result for each."""
+    """Stores a result for each message."""
     for request in requests:
         note(request.id, batch=len(requests))
         app.backend.mark_as_done(request.id, len(requests), request=request)
@@ -22,7 +22,6 @@ def works(requests: list[Any]) -> None:
 
 @app.task(base=Batches, flush_every=2, flush_interval=0.2)
 def breaks(requests: list[Any]) -> None:
-    """Fails."""
     for request in requests:
         note(request.id, batch=len(requests))
     message = "the batch failed"

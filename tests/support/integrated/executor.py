@@ -1,8 +1,8 @@
 """An app as Airflow's Celery provider 3.26 makes it for its executor, with the configuration that it has by default.
 
-Its task handles errors as `execute_workload` does: it raises each error again, except the one that says that the workload runs
-elsewhere, which becomes `Ignore`. The message, not Airflow, names what is run. `imports` names a module of the user's
-(`celery_config_options` in Airflow's configuration), because the app itself cannot be edited.
+Its task handles errors as `execute_workload` does: if the workload runs elsewhere, it raises `Ignore`; it raises all other errors
+again. The message says what the workload does. `imports` names a module of the user's (`celery_config_options` in Airflow's
+configuration), because users cannot edit the app.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ app = Celery("airflow.providers.celery.executors.celery_executor", config_source
 
 
 class AlreadyRunningError(Exception):
-    """As Airflow's `TaskAlreadyRunningError`."""
+    """Stands for Airflow's `TaskAlreadyRunningError`."""
 
 
 @app.task(name="execute_workload")
@@ -58,7 +58,7 @@ def execute_workload(input: str) -> None:  # noqa: A002 - Airflow's name
 
 
 def supervise(what: str) -> None:
-    """What Airflow's supervisor does to its caller: it returns, raises, or dies."""
+    """Return, raise or die, as Airflow's supervisor may."""
     if what == "fail":
         message = "no"
         raise RuntimeError(message)

@@ -1,4 +1,4 @@
-"""What a user of Airflow adds: a module that the configuration of Celery imports, and one line."""
+"""The module that a user of Airflow adds. The configuration of Celery imports it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tasks that run once at a time, by celery-once and by celery-singleton. What runs again waits for a test to open its gate."""
+"""Tasks that run one at a time, by celery-once and celery-singleton. A second run waits until a test opens its gate."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ app.conf.singleton_lock_expiry = SECONDS
 
 
 def plays(self: Any, verb: str, times: int = 10**6) -> str:
-    """Does what `verb` says, so many times; then it succeeds."""
+    """Does what `verb` says, `times` times. Then it succeeds."""
     note(self.request.id)
     notes = Path(os.environ["SHOP_RUNS"])
     runs = sum(json.loads(line)["id"] == self.request.id for line in notes.read_text().splitlines())
@@ -44,7 +44,7 @@ def plays(self: Any, verb: str, times: int = 10**6) -> str:
 
 @app.task
 def publish(kind: str, *args: Any) -> str | None:
-    """Publish one of the two, as its library does it: its id; None where it is refused as a duplicate."""
+    """Publish a task of one library. Returns its id, or None if the library refuses it as a duplicate."""
     task_id = str(uuid.uuid4())
     published = {"once": once, "single": single}[kind].apply_async(args, task_id=task_id)
     return task_id if published.id == task_id else None

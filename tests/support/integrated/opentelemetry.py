@@ -27,7 +27,6 @@ class Written(SpanExporter):
     """Appends a line for each span."""
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Append them."""
         path = Path(os.environ["SHOP_RUNS"]).with_name("spans")
         with path.open("a") as out:
             out.writelines(json.dumps(json.loads(span.to_json())) + "\n" for span in spans)
@@ -36,7 +35,7 @@ class Written(SpanExporter):
 
 @worker_process_init.connect(weak=False)
 def traced(**_: Any) -> None:
-    """In each child, as its documentation says."""
+    """Set up tracing in each child, as the documentation says."""
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(Written()))
     trace.set_tracer_provider(provider)
@@ -45,5 +44,5 @@ def traced(**_: Any) -> None:
 
 @app.task
 def passes_on(task: str, *args: Any) -> str:
-    """Publishes another task: its id."""
+    """Publishes another task, and returns its id."""
     return str(app.send_task(f"tests.support.shop.{task}", args).id)

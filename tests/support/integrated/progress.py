@@ -1,4 +1,4 @@
-"""Tasks that tell their progress, by celery-progress."""
+"""Tasks that report their progress with celery-progress."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["app"]
 
 @app.task(bind=True)
 def counts(self: Any, gate: str, failures: int = 0) -> str:
-    """Is half done until this file is there; then it fails so many times."""
+    """Is half done until the file `gate` exists. Then it fails `failures` times."""
     note(self.request.id)
     ProgressRecorder(self).set_progress(1, 2, "half")
     while not Path(gate).exists():
@@ -28,5 +28,5 @@ def counts(self: Any, gate: str, failures: int = 0) -> str:
 
 @app.task(bind=True)
 def asks(self: Any, seconds: float) -> None:
-    """Asks to be run again."""
+    """Asks for a retry."""
     raise self.retry(countdown=seconds)

@@ -1,4 +1,4 @@
-"""The tests' app with Sentry's SDK, whose events go to a file instead of a server. `SENTRY_FIRST`: before the app is made."""
+"""The tests' app with Sentry's SDK, whose events go to a file. With `SENTRY_FIRST` Sentry starts before the app is made."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ __all__ = ["app"]
 
 
 class Written(Transport):
-    """Appends what would be sent: a line for each event and each transaction."""
+    """Appends a line for each event and each transaction."""
 
     def capture_envelope(self, envelope: Envelope) -> None:
-        """Append it."""
         items = [{"kind": item.type, **item.payload.json} for item in envelope.items if item.payload.json is not None]
         with Path(os.environ["SHOP_RUNS"]).with_name("sentry").open("a") as out:
             out.write("".join(json.dumps(item, default=str) + "\n" for item in items))
@@ -42,11 +41,11 @@ if not os.environ.get("SENTRY_FIRST"):
 
 @app.task
 def passes_on(task: str, *args: Any) -> str:
-    """Publishes another task: its id."""
+    """Publishes another task, and returns its id."""
     return str(app.send_task(f"tests.support.shop.{task}", args).id)
 
 
 @app.task
 def applies(task: str, *args: Any) -> str:
-    """Publishes another task by its own `apply_async`, which Sentry knows: its id."""
+    """Publishes another task with its `apply_async`, which Sentry instruments. Returns its id."""
     return str(app.tasks[f"tests.support.shop.{task}"].apply_async(args).id)

@@ -19,7 +19,7 @@ TIMEOUT = 60
 
 
 @pytest.fixture
-def tasks(worker: None) -> Any:  # noqa: ARG001 - it is there
+def tasks(worker: None) -> Any:  # noqa: ARG001 - it must run
     """The tasks' module."""
     import store.tasks  # noqa: PLC0415 - the app is configured by the worker's fixture
 
@@ -27,7 +27,7 @@ def tasks(worker: None) -> Any:  # noqa: ARG001 - it is there
 
 
 def until(condition: Callable[[], Any]) -> Any:
-    """Wait for a condition; its value."""
+    """Wait for a condition, and return its value."""
     deadline = time.monotonic() + TIMEOUT
     while not (value := condition()):
         assert time.monotonic() < deadline
@@ -36,7 +36,7 @@ def until(condition: Callable[[], Any]) -> Any:
 
 
 def told() -> str:
-    """What the callbacks wrote."""
+    """The output of the callbacks."""
     path = Path(os.environ["STORE_FOLDER"], "told")
     return path.read_text() if path.exists() else ""
 
@@ -49,12 +49,10 @@ def lines(task_id: str) -> list[str]:
 
 
 def test_a_task(tasks: Any) -> None:
-    """A result."""
     assert tasks.price.delay("book", 2).get(TIMEOUT) == 8
 
 
 def test_eagerly_and_directly(tasks: Any) -> None:
-    """In this process."""
     assert tasks.price("book") == 4
     assert tasks.price.apply(args=("book",)).get() == 4
     with pytest.raises(tasks.OutOfStockError):
@@ -124,17 +122,14 @@ def test_retry_without_an_exception(tasks: Any) -> None:
 
 
 def test_a_task_may_catch_the_end_of_its_retries(tasks: Any) -> None:
-    """And answer."""
     assert tasks.fall_back.delay("letter").get(TIMEOUT) == "letter by hand, after 2 retries"
 
 
 def test_retry_with_other_arguments(tasks: Any) -> None:
-    """Counting down."""
     assert tasks.count_down.delay(3).get(TIMEOUT) == "lift off after 3 retries"
 
 
 def test_chain(tasks: Any) -> None:
-    """One after the other."""
     assert chain(tasks.price.s("book"), tasks.add.s(6), tasks.discount.s(50)).delay().get(TIMEOUT) == 5
 
 
@@ -147,12 +142,10 @@ def test_a_chain_stops_at_a_failure(tasks: Any) -> None:
 
 
 def test_group(tasks: Any) -> None:
-    """In order."""
     assert group(tasks.price.s("x" * n) for n in range(1, 6)).delay().get(TIMEOUT) == [1, 2, 3, 4, 5]
 
 
 def test_chord(tasks: Any) -> None:
-    """The sum."""
     assert chord([tasks.price.s("x" * n) for n in range(1, 6)], tasks.total.s()).delay().get(TIMEOUT) == 15
 
 

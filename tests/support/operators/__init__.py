@@ -1,1 +1,1 @@
-"""Operators at work: commands, the doctor, dead letters, and a look at what became of all messages."""
+"""Helpers for operators' commands: the doctor, dead letters, and a check of all messages."""

@@ -1,4 +1,4 @@
-"""The balance of a shop: whatever was done to it, nothing is lost, each life ends once, and each task that ran twice is named."""
+"""The balance of a shop: nothing is lost, each life ends once, and each task that ran twice is named."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ __all__ = ["assert_balanced"]
 
 
 def assert_balanced(shop: Shop, *, running: frozenset[str] = frozenset()) -> None:
-    """Wait until nothing waits or is held, and judge the shop's whole outcome log as the chaos run judges its own.
+    """Wait until no message waits or is held, and judge the shop's whole outcome log, as the chaos run does.
 
-    Tasks that are `running` all the while are left out.
+    `running` tasks are left out.
     """
     client = shop.server.client
     until(lambda: _is_at_rest(shop, running), what="everything to be at rest")

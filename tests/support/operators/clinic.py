@@ -1,4 +1,4 @@
-"""The setup of the doctor's tests: a healthy app with broker and workers, and `redelivery doctor` as its user runs it."""
+"""The setup of the doctor's tests: a healthy app with broker and workers, and the command `redelivery doctor`."""
 
 from __future__ import annotations
 
@@ -28,31 +28,31 @@ if TYPE_CHECKING:
 __all__ = ["HOUR_MS", "Clinic", "Diagnosis"]
 
 HOUR_MS = 3_600_000
-#: One that was installed in a worker's image long ago.
+#: An old version in the image of a worker.
 OLD_VERSION = "0.0.9"
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What the command answered."""
+    """The answer of the command."""
 
     code: int
     said: dict[str, Any]
 
     @property
     def names(self) -> list[str]:
-        """The names of the findings, each once."""
+        """The names of the findings, without duplicates."""
         return sorted({each["name"] for each in self.said["findings"]})
 
     @property
     def not_known(self) -> list[str]:
-        """What the doctor could not find out."""
+        """The questions that the doctor could not answer."""
         return [each["what"] for each in self.said["not_known"]]
 
 
 @dataclass
 class Clinic(Shop):
-    """A shop whose app has the given options for its queue and its task, and whose processes may have more in their environment."""
+    """A shop with options for its queue and its task, and `more` variables for its processes."""
 
     module: str = "tests.support.operators.clinic_shop"
     task: dict[str, Any] = field(default_factory=dict)
@@ -73,12 +73,12 @@ class Clinic(Shop):
 
     @property
     def environment(self) -> dict[str, str]:
-        """With the options of the queue and the task."""
+        """The environment of a process, with the options of the queue and the task."""
         said = {"SHOP_TASK": json.dumps(self.task), "SHOP_QUEUE": json.dumps(self.queue)}
         return {**super().environment, **said, **self.more}
 
     def examined(self, *words: str) -> Diagnosis:
-        """What `redelivery doctor --json` says. Raises `AssertionError` where it ends with an error."""
+        """The answer of `redelivery doctor --json`. Raises `AssertionError` if it ends with an error."""
         done = self.command("doctor", "--json", *words)
         assert done.returncode in {0, 1}, done.stderr
         assert done.stdout, done.stderr
@@ -90,10 +90,10 @@ class Clinic(Shop):
         options: dict[str, Any] = {"cwd": self.folder, "env": self.environment, "stdin": subprocess.DEVNULL}
         return subprocess.run(command, **options, capture_output=True, text=True, timeout=120, check=False)
 
-    # other processes beside the sound ones
+    # other processes, next to the healthy ones
 
     def start_plain(self, **conf: Any) -> None:
-        """A plain Celery worker on the same queue."""
+        """Start a plain Celery worker on the same queue."""
         before, self.plain, self.conf = self.conf, True, self.conf | conf
         try:
             self.start(concurrency=1)
@@ -101,7 +101,7 @@ class Clinic(Shop):
             self.plain, self.conf = False, before
 
     def start_skewed(self, seconds: float) -> None:
-        """A worker on a machine whose clock is so far ahead."""
+        """Start a worker whose clock is fast by `seconds`."""
         with_skew = os.pathsep.join([str(ROOT / "tests/support/skewed"), str(ROOT)])
         self.more = {"PYTHONPATH": with_skew, "CLOCK_SKEW": str(seconds)}
         try:
@@ -110,7 +110,7 @@ class Clinic(Shop):
             self.more = {}
 
     def start_old(self) -> None:
-        """A worker whose redelivery says that it is of another version."""
+        """Start a worker that reports another version of redelivery."""
         installed = self.folder / "old" / f"redelivery-{OLD_VERSION}.dist-info"
         installed.mkdir(parents=True)
         (installed / "METADATA").write_text(f"Metadata-Version: 2.1\nName: redelivery\nVersion: {OLD_VERSION}\n")
@@ -121,13 +121,13 @@ class Clinic(Shop):
             self.more = {}
 
     def publish_skewed(self, seconds: float) -> None:
-        """A task of a producer whose clock is so far ahead."""
+        """Publish a task from a producer whose clock is fast by `seconds`."""
         path = os.pathsep.join([str(ROOT / "tests/support/skewed"), str(ROOT)])
         environment = {**self.environment, "PYTHONPATH": path, "CLOCK_SKEW": str(seconds)}
         script = "from tests.support.operators.clinic_shop import pack; pack.delay()"
         subprocess.run([sys.executable, "-c", script], env=environment, cwd=self.folder, check=True, timeout=60)
 
-    # what lies on the broker
+    # the messages on the broker
 
     @property
     def producer(self) -> Celery:
@@ -138,17 +138,16 @@ class Clinic(Shop):
         return app
 
     def declare(self, name: str = "orders") -> None:
-        """Make a queue."""
         with self.producer.connection_for_write() as connection:
             Queue(name).bind(connection.default_channel).declare()
 
     def publish(self) -> None:
-        """A task for the queue."""
+        """Publish a task to the queue."""
         self.declare()
         self.producer.send_task("shop.pack")
 
     def record_long_ago(self) -> None:
-        """An event in the outcome log that is two hours old, before any worker has come."""
+        """Record an event that is two hours old, before the first worker starts."""
         event = Event(task_id="a", outcome=Outcome.SUCCEEDED, task="shop.pack", queue="orders")
         server: Any = self.server
         if self.is_redis:
@@ -164,7 +163,7 @@ class Clinic(Shop):
             channel.basic_publish_confirm(amqp.Message(body, delivery_mode=2), "", OUTCOMES)
 
     def put_letter(self, ago_ms: int = 3 * 24 * HOUR_MS) -> None:
-        """A dead letter that died so long ago."""
+        """Put a dead letter that died `ago_ms` ago."""
         raw = letter(died_ms=int(time.time() * 1000) - ago_ms, into="DLQ.orders")
         server: Any = self.server
         if self.is_redis:

@@ -1,4 +1,4 @@
-"""The app that the doctor examines: one queue and one task, with the options that the environment says."""
+"""The app that the doctor examines: one queue and one task, with options from the environment."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if not os.environ.get("SHOP_PLAIN"):
 
 
 def gathering(*args: Any, **options: Any) -> Any:
-    """A strategy of the task's own."""
+    """A custom strategy of the task."""
     return default(*args, **options)
 
 

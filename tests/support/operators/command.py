@@ -1,4 +1,4 @@
-"""The command line in processes of its own: with an app of its own, and a broker that nobody else uses."""
+"""The command line in its own processes, with its own app and a private broker."""
 
 from __future__ import annotations
 
@@ -39,19 +39,17 @@ class Command:
         self.folder, self.broker = folder, broker
 
     def environment(self, **more: str) -> dict[str, str]:
-        """Nothing of this machine's settings."""
+        """The environment, without settings of this machine."""
         kept = {key: value for key, value in os.environ.items() if not key.startswith(("REDELIVERY_", "CELERY_"))}
         return {**kept, "PYTHONPATH": str(ROOT), "SHOP_BROKER": self.broker, "PYTHONDONTWRITEBYTECODE": "1", **more}
 
     def start(self, *words: str, module: str = "redelivery", **options: Any) -> subprocess.Popen[str]:
-        """Start it."""
         command = [sys.executable, "-m", module, *words]
         return subprocess.Popen(
             command, cwd=self.folder, env=self.environment(), stdout=-1, stderr=-1, stdin=subprocess.DEVNULL, text=True, **options
         )
 
     def run(self, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        """Run it."""
         command = [sys.executable, "-m", "redelivery", *words]
         return subprocess.run(
             command,
@@ -72,7 +70,7 @@ def command(server: Server, folder: Path) -> Command:
 
 
 def refused(done: subprocess.CompletedProcess[str], said: str) -> None:
-    """Check that the command ended with 2, and wrote only this one line, to stderr."""
+    """Check that the command ended with 2, and wrote only one line to stderr, which has `said`."""
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
     assert len(done.stderr.splitlines()) == 1, done.stderr
     assert done.stderr.startswith("redelivery: error: ")

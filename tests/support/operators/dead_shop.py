@@ -1,4 +1,4 @@
-"""Dead letters of the shop, as many as a test wants, and what is carried out on them."""
+"""Many dead letters of the shop, and operations on them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def runtime_of(shop: Shop) -> Runtime:
 
 
 def killed(shop: Shop, count: int, task: str = "ok", *args: Any, begin: str = "task") -> list[str]:
-    """Put so many dead letters of a task into the dead-letter queue; their ids, the oldest first."""
+    """Put `count` dead letters of a task into the dead-letter queue. Returns their ids, the oldest first."""
     from tests.support.desk import body_of  # noqa: PLC0415 - the desk has a body of its own
 
     message = task_message("first", f"{shop.module}.{task}", body=body_of(*args))
@@ -49,16 +49,15 @@ def killed(shop: Shop, count: int, task: str = "ok", *args: Any, begin: str = "t
 
 
 def begun(shop: Shop, kind: Kind = Kind.REDRIVE, chosen: Filter | None = None, queue: str = LETTERS, **options: Any) -> Operation:
-    """Begin an operation."""
     return operation.begin(runtime_of(shop), kind, queue, chosen or Filter(), Options(**options), actor="ana", why="mended")
 
 
 def found(shop: Shop, begun: Operation) -> Operation:
-    """The operation as it is now."""
+    """The current state of the operation."""
     return operation.found(runtime_of(shop), begun.id)
 
 
 def reached(shop: Shop, begun: Operation, *states: str, seconds: float = 60) -> Operation:
-    """Wait until it is in one of these states."""
+    """Wait until the operation is in one of these states."""
     until(lambda: found(shop, begun).state in states, seconds, f"the operation to be {states}, not {found(shop, begun)}")
     return found(shop, begun)

@@ -1,6 +1,6 @@
-"""The product's code paths on Redis: each thing that a worker, an operator or a producer does, as one call.
+"""The product's code paths on Redis: each action of a worker, an operator or a producer, as one call.
 
-A path is given a `desk` that is connected as the Redis user who must be able to run it.
+The `desk` of a path is connected as the Redis user who must have the rights for it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PATHS", "PREFIX"]
 
-#: What the names of the app have in front, as its ACL lines allow.
+#: The key prefix that the ACL lines allow.
 PREFIX = "shop:"
 
 
@@ -65,7 +65,7 @@ def _publish_a_batch(desk: Desk) -> None:
 
 
 def _publish_a_batch_that_is_taken_back(desk: Desk) -> None:
-    desk.client.xadd(desk.keys.outcomes, {"t": "x"}, id="18446744073709551615-18446744073709551614")  # there is one id more
+    desk.client.xadd(desk.keys.outcomes, {"t": "x"}, id="18446744073709551615-18446744073709551614")  # only one id is left
     with suppress(OperationalError), desk.install.publishing():
         for _ in range(3):
             desk.app.send_task("desk.pack", retry=False)
@@ -209,7 +209,7 @@ def _keep_the_log_within(desk: Desk) -> None:
 def _renew_and_watch(desk: Desk) -> None:
     lease = Lease(desk.install)
     begin(desk.install, "w@desk")
-    desk.transport.leases.register("another", {})  # a worker that is alone does not look at leases
+    desk.transport.leases.register("another", {})  # a single worker does not check leases
     lease.step()
     desk.install.owner.release(set())
     for token in (desk.install.owner.token, "another"):

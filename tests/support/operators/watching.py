@@ -1,4 +1,4 @@
-"""A monitor of workers: it keeps every event that they send."""
+"""A monitor of workers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Watcher"]
 
 
 class Watcher:
-    """Keeps every event that the workers send, as a monitor does."""
+    """Keeps every event that the workers send."""
 
     def __init__(self, here: Shop) -> None:
         self.events: list[dict[str, Any]] = []
@@ -27,11 +27,10 @@ class Watcher:
             self._receiver.capture(limit=None, timeout=None, wakeup=True)
 
     def types(self, task_id: str) -> list[str]:
-        """What was told of a task, in order."""
+        """The types of a task's events, in order."""
         return [event["type"] for event in self.events if event.get("uuid") == task_id]
 
     def close(self) -> None:
-        """Stop watching."""
         self._receiver.should_stop = True
         self._thread.join(30)
         self._connection.release()

@@ -1,1 +1,1 @@
-"""The page under test: its process, its visitors, and a real browser."""
+"""The operator's page under test: its process, its visitors, and a real browser."""

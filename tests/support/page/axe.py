@@ -1,4 +1,4 @@
-"""What axe-core finds in the page that a browser shows."""
+"""Accessibility checks of a page with axe-core."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ AXE = Path(sys.prefix) / "stubs" / "axe_playwright_python" / "axe.min.js"
 
 
 def findings(browser: Browser) -> list[Any]:
-    """Each rule that is broken, with the places."""
+    """The violated rules of the page in the browser, with their places."""
     browser.ask(AXE.read_text(encoding="utf-8") + "; 0")
     found: list[Any] = browser.ask(
         "axe.run().then(each => each.violations.map(one => [one.id, one.nodes.map(node => node.html.slice(0, 200))]))"

@@ -1,7 +1,6 @@
-"""A real browser without a window, driven over a pipe: Chromium, by its own DevTools protocol, and no library between.
+"""A headless Chromium, driven over a pipe by its DevTools protocol, without a library.
 
-`Browser` is one process, ended by its process id. `open` shows a page in a window of a given size and colour scheme; what the page
-logs, what it asks the network for, and what it is when drawn can be asked then.
+`open` shows a page in a window of a given size and colour scheme, and returns what the page logged and requested.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ __all__ = ["Browser", "Page", "browser"]
 
 _FLAGS = (
     "--headless=new",
-    "--no-sandbox",  # a container's root cannot have one; the only page is our own
+    "--no-sandbox",  # root in a container cannot have a sandbox
     "--disable-gpu",
     "--disable-dev-shm-usage",
     "--hide-scrollbars",
@@ -40,13 +39,13 @@ _FLAGS = (
 
 
 def program() -> str | None:
-    """Where Chromium is."""
+    """The path of Chromium."""
     return next((found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None)
 
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
-    """The browser; it may be missing, but not in CI."""
+    """The browser. Without Chromium the test is skipped, and fails in CI."""
     found = program()
     if found is None:
         message = "there is no Chromium on this machine: ./dev test installs it where it may"
@@ -57,7 +56,7 @@ def browser() -> Iterator[Browser]:
 
 @dataclass
 class Page:
-    """What a page did while it was opened: console lines, and the addresses that it asked for."""
+    """What a page did while it was opened: its console lines, and the addresses that it requested."""
 
     session: str
     logged: list[str] = field(default_factory=list)
@@ -71,7 +70,7 @@ class Browser:
         self._profile = tempfile.TemporaryDirectory(prefix="rd-chromium-", ignore_cleanup_errors=True)
         there, self._commands = os.pipe()
         self._answers, here = os.pipe()
-        # Chromium reads its commands from descriptor 3 and answers on 4; a shell puts them there.
+        # Chromium reads commands from descriptor 3, and answers on descriptor 4. A shell sets them up.
         script = f'exec "$@" 3<&{there} 4>&{here}'
         command = ["bash", "-c", script, "chromium", program, *_FLAGS, f"--user-data-dir={self._profile.name}", "about:blank"]
         home = {"HOME": self._profile.name, "XDG_CONFIG_HOME": self._profile.name, "XDG_CACHE_HOME": self._profile.name}
@@ -114,11 +113,11 @@ class Browser:
         has_scripts: bool = True,
         first: str = "",
     ) -> Page:
-        """Show a file, or an address; what it logged and asked for until it was loaded. `first` runs before any of its scripts."""
+        """Show a file or an address, and wait until it is loaded. The script `first` runs before the scripts of the page."""
         target = self._ask("Target.createTarget", url="about:blank")["targetId"]
         self._page = Page(self._ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"])
         if self._target:
-            self._ask("Target.closeTarget", targetId=self._target)  # so that it holds no connection
+            self._ask("Target.closeTarget", targetId=self._target)  # to close its connections
         self._target = target
         for domain in ("Page", "Runtime", "Log", "Network"):
             self._tell(f"{domain}.enable")
@@ -131,11 +130,11 @@ class Browser:
         return self._page
 
     def await_(self, condition: str, seconds: float = 60.0) -> None:
-        """Until a condition holds in the page, whichever document it shows meanwhile."""
+        """Wait until a condition holds in the page, even if the document changes."""
         deadline = time.monotonic() + seconds
         while not self._holds(condition):
             if time.monotonic() > deadline:
-                message = f"it never came to {condition}"
+                message = f"{condition} did not become true"
                 raise AssertionError(message)
             time.sleep(0.02)
 
@@ -143,24 +142,24 @@ class Browser:
         try:
             return bool(self.ask(condition))
         except AssertionError:
-            return False  # the document is just being replaced by the next
+            return False  # the next document is just replacing this one
 
     def ask(self, expression: str) -> Any:
-        """The value of an expression in the page, or what a promise comes to."""
+        """The value of an expression in the page, or of its promise."""
         answer = self._tell("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         if "exceptionDetails" in answer:
             raise AssertionError(answer["exceptionDetails"])
         return answer["result"].get("value")
 
     def press(self, key: str) -> None:
-        """Press a key and let it go: Tab, or Enter."""
+        """Press and release Tab or Enter."""
         code, text = {"Tab": (9, ""), "Enter": (13, "\r")}[key]
         given = {"key": key, "code": key, "windowsVirtualKeyCode": code}
         self._tell("Input.dispatchKeyEvent", type="keyDown", text=text, **given)
         self._tell("Input.dispatchKeyEvent", type="keyUp", **given)
 
     def picture(self, path: Path, *, is_whole: bool = True) -> None:
-        """The whole page as it is drawn, or what of it is in the window, as a PNG."""
+        """Save the whole page, or the part in the window, as a PNG."""
         answer = self._tell("Page.captureScreenshot", captureBeyondViewport=is_whole)
         path.write_bytes(base64.b64decode(answer["data"]))
 
@@ -168,7 +167,7 @@ class Browser:
         return self._ask(method, self._page.session, **parameters)
 
     def _ask(self, method: str, session: str = "", **parameters: Any) -> Any:
-        """Send a command, and read until its answer is there."""
+        """Send a command, and read up to its answer."""
         self._sent += 1
         command = {"id": self._sent, "method": method, "params": parameters} | ({"sessionId": session} if session else {})
         os.write(self._commands, json.dumps(command).encode() + b"\0")
@@ -192,7 +191,7 @@ class Browser:
         return said
 
     def _note(self, said: dict[str, Any]) -> None:
-        """Events of the page that a test asks for."""
+        """Keep the events of the page that tests use."""
         method, parameters = said.get("method"), said.get("params", {})
         if said.get("sessionId") != self._page.session:
             return

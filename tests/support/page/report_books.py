@@ -1,7 +1,7 @@
-"""A week of a shop's books, for the pictures of the report: seven days, each reconciled with the state of the day before.
+"""A week of a shop's books for the pictures of the report: seven days, each reconciled with the state of the day before.
 
-On the last day the bank is away for an hour, so that more cards than on other days cannot be charged; a card is lost, and one is
-charged twice. An operator has redriven most of what had died the day before. The numbers are drawn, and always the same.
+On the last day the bank is down for two hours, so more payments fail; one payment is lost, and one runs twice. An operator redrives
+most dead letters of the day before. The random numbers are always the same.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 __all__ = ["a_week"]
 
 DAYS, DAY_MS, HOUR_MS = 7, 86_400_000, 3_600_000
-#: When the last day begins, and the hours in which the bank is away on it.
+#: The start of the last day, and the hours in which the bank is down on it.
 LAST_MS, AWAY = NOON - DAY_MS // 2, (14, 15)
-#: For each task its queue, how many there are on a day, how long it runs (ms), what it fails of, and how many of a thousand die.
+#: Name of a task, queue, number on a day, run time (ms), exception, and deaths in a thousand.
 TASKS = (
     ("shop.payments.charge_card", "orders", 700, 340, "requests.exceptions.ReadTimeout", 6),
     ("shop.mail.send_receipt", "mail", 650, 90, "smtplib.SMTPServerDisconnected", 2),
@@ -40,14 +40,14 @@ APP = {"app": "shop", "broker": "redis://redis.internal:6379/0"}
 
 
 class _Shop:
-    """What happens on its days: the events and the inventory of one, and the dead letters that lie there."""
+    """The events and inventories of its days, and its present dead letters."""
 
     def __init__(self) -> None:
         self._drawn = random.Random(11)  # noqa: S311 - numbers of a picture
-        self._lie: list[Row] = []
+        self._letters: list[Row] = []
 
     def day(self, number: int) -> Histories:
-        """One day, whose last event is a while before its end."""
+        """The events and inventory of one day."""
         told, began_ms = Histories(), _beginning_of(number)
         self._redrive(told, began_ms)
         for task, queue, many, run_ms, exception, deaths in TASKS:
@@ -60,12 +60,12 @@ class _Shop:
             self._tell(told, LAST_MS + 9 * HOUR_MS, [("received", {"delivery": 1})], task=TASKS[0][0], queue="orders")
             twice = [("succeeded", {"delivery": each, "attempt": each, "worker": f"w{each}@shop-{each}"}) for each in (1, 2)]
             self._tell(told, LAST_MS + 11 * HOUR_MS, twice, task=TASKS[0][0], queue="orders")
-        for each in self._lie:
+        for each in self._letters:
             told.hold(**each, place="dead_letter", seen_ms=began_ms + DAY_MS)
         return told
 
     def _steps(self, run_ms: int, exception: str, deaths: int) -> list[tuple[str, Row]]:
-        """How a task goes: most succeed at once, a few later, and so many of a thousand die."""
+        """The steps of a task: `deaths` in a thousand die, a few are redelivered, and most succeed at once."""
         chance, failed = self._drawn.random() * 1000, {"exception": exception, "fingerprint": FINGERPRINTS[exception]}
         again = [("redelivery_scheduled", self._ran(run_ms, each) | failed | {"delay_ms": each * 1000}) for each in (1, 2)]
         if chance < deaths:
@@ -79,7 +79,7 @@ class _Shop:
         return {"attempt": attempt, "delivery": attempt, "worker": worker, "run_ms": ran_ms, "release": "4.2"}
 
     def _tell(self, told: Histories, start_ms: int, steps: list[tuple[str, Row]], **common: Any) -> None:
-        """Its events, each when its attempt has waited, and run."""
+        """Add the events of a task, with the waits and run times between them."""
         at_ms, told_steps = start_ms, []
         for outcome, facts in steps:
             at_ms += int(self._drawn.expovariate(1 / 200)) + facts.get("run_ms", 0)
@@ -88,23 +88,23 @@ class _Shop:
         task_id = str(uuid.UUID(int=self._drawn.getrandbits(128), version=4))
         told.tell(task_id, "published", *told_steps, start_ms=start_ms, **common)
         if steps[-1][0] == "dead_lettered":
-            self._lie.append({"task_id": task_id, "message": SAID[steps[-1][1]["exception"]], "generation": 0, **common})
+            self._letters.append({"task_id": task_id, "message": SAID[steps[-1][1]["exception"]], "generation": 0, **common})
 
     def _redrive(self, told: Histories, began_ms: int) -> None:
-        """Most of what lies there goes back, and succeeds."""
+        """Redrive most dead letters. All of them succeed."""
         stays = []
-        for number, each in enumerate(self._lie):
+        for number, each in enumerate(self._letters):
             if number % 5 == 0 or each["queue"] == "parcels":
                 stays.append(each)
                 continue
             done = ("succeeded", {"attempt": 1, "delivery": 1, "worker": "w1@shop-1", "run_ms": 300, "release": "4.2"})
             common = {"task": each["task"], "queue": each["queue"], "generation": 1}
             told.tell(each["task_id"], ("redriven", {"actor": "ada"}), done, start_ms=began_ms + 8 * HOUR_MS, **common)
-        self._lie = stays
+        self._letters = stays
 
 
 def a_week(folder: Path) -> Path:
-    """Keep the books of a week in a new folder; where those of its last day are."""
+    """Keep the books of a week in a new folder. Returns the output of the last day."""
     folder.mkdir()
     outcomes, inventory, output, state = (str(folder / name) for name in ("outcomes", "inventory", "output", "state"))
     shop, books = _Shop(), Books(outcomes=outcomes, inventory=inventory, output=output, state=state, are_small=True)

@@ -1,6 +1,6 @@
-"""Two ways to use the page: a real browser, with or without scripts, and plain HTTP that sends forms only.
+"""Two ways to use the operator's page: a real browser, with or without scripts, and plain HTTP.
 
-A `Hand` is a user of one page: it opens an address, follows a link, fills in a form, sends it, and reads the answer.
+A `Hand` is a user of the page, who opens an address, follows a link, sends a form, and reads the answer.
 """
 
 from __future__ import annotations
@@ -21,50 +21,45 @@ __all__ = ["Forms", "Hand", "Window"]
 
 
 class Hand(Protocol):
-    """Somebody who works on a page."""
+    """A user of the page. All methods but `enter` return the text of the answer."""
 
     def enter(self, page: WebPage) -> None:
-        """Log in to this page."""
+        """Log in."""
 
     def open(self, path: str) -> str:
-        """Open an address; what is read there."""
+        """Open an address."""
 
     def again(self) -> str:
-        """Open the same address once more."""
+        """Reload the page."""
 
     def follow(self, path: str, text: str = "") -> str:
-        """Follow the first link to an address that begins so and has this text; what is read there."""
+        """Follow the first link whose address begins with `path` and that has this text."""
 
     def send(self, path: str, **fields: str) -> str:
-        """Fill in these fields of the form that goes there, and send it; what is read behind it."""
+        """Fill in these fields of the form with this action, and send it."""
 
 
 class Forms:
-    """Plain HTTP: links and forms, as a browser without scripts sends them."""
+    """Plain HTTP: follows links and sends forms, as a browser without scripts does."""
 
     def enter(self, page: WebPage) -> None:
-        """As `Hand.enter`."""
         self._visitor = page.operator()
         self.open("/")
 
     def open(self, path: str) -> str:
-        """As `Hand.open`."""
         self._path = path
         return self._now(self._visitor.get(path))
 
     def again(self) -> str:
-        """As `Hand.again`."""
         return self.open(self._path)
 
     def follow(self, path: str, text: str = "") -> str:
-        """As `Hand.follow`."""
         links = re.findall(r'<a [^>]*?href="([^"]*)"[^>]*>(.*?)</a>', self._answer.text, re.DOTALL)
         found = [unescape(href) for href, inside in links if unescape(href).startswith(path) and text in unescape(inside)]
         assert found, (path, text, self._answer.read)
         return self.open(found[0])
 
     def send(self, path: str, **fields: str) -> str:
-        """As `Hand.send`."""
         form = self._answer.forms(path)[0] | fields
         is_posted = re.search(rf'<form method="post" action="{re.escape(path)}', self._answer.text)
         if is_posted:
@@ -80,7 +75,7 @@ class Forms:
 
 
 class Window:
-    """A window of a real browser; `has_scripts` says whether the page may run any. `shown` is each page that was opened."""
+    """A window of a real browser, with scripts enabled or not. `shown` has each page that was opened."""
 
     def __init__(self, browser: Browser, *, has_scripts: bool) -> None:
         self._browser, self._has_scripts = browser, has_scripts
@@ -88,26 +83,21 @@ class Window:
         self.shown: list[Page] = []
 
     def enter(self, page: WebPage) -> None:
-        """As `Hand.enter`."""
         self._address = page.address
         self.open(f"/login?token={TOKEN}")
 
     def open(self, path: str) -> str:
-        """As `Hand.open`."""
         self.shown.append(self._browser.open(self._address + path, width=1280, has_scripts=self._has_scripts))
         return self._read()
 
     def again(self) -> str:
-        """As `Hand.again`."""
         return self._go("location.reload()")
 
     def follow(self, path: str, text: str = "") -> str:
-        """As `Hand.follow`."""
         chosen = f"each.getAttribute('href').startsWith({json.dumps(path)}) && each.innerText.includes({json.dumps(text)})"
         return self._go(f"[...document.querySelectorAll('a[href]')].find(each => {chosen}).click()")
 
     def send(self, path: str, **fields: str) -> str:
-        """As `Hand.send`."""
         form = f"[...document.forms].find(each => new URL(each.action).pathname === {json.dumps(path)})"
         return self._go(
             f"(() => {{ const form = {form}; for (const [name, value] of Object.entries({json.dumps(fields)})) "
@@ -115,7 +105,7 @@ class Window:
         )
 
     def _go(self, act: str) -> str:
-        """Do it, and wait until another document is there."""
+        """Run the script, and wait for another document."""
         self._browser.ask("window.before = true")
         self._browser.ask(act)
         self._browser.await_("!window.before && document.readyState === 'complete'")

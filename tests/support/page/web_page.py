@@ -1,4 +1,4 @@
-"""The operator's page as a process of its own, and somebody who asks it over plain HTTP, as a browser without scripts does."""
+"""The operator's page in its own process, and a client over plain HTTP, like a browser without scripts."""
 
 from __future__ import annotations
 
@@ -24,37 +24,34 @@ TOKEN = "a-token-of-the-tests-alone"
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came back."""
+    """A response."""
 
     status: int
     headers: list[tuple[str, str]]
     text: str
 
     def header(self, name: str) -> str:
-        """A header's value; empty where there is none."""
+        """The value of a header; empty if there is none."""
         return next((value for key, value in self.headers if key.lower() == name.lower()), "")
 
     @property
     def read(self) -> str:
-        """What a person reads: no tags, single spaces."""
+        """The text that a person reads, without tags."""
         return re.sub(r"\s+", " ", unescape(re.sub(r"<[^>]+>", " ", self.text))).strip()
 
     def links(self, beginning: str) -> list[str]:
-        """The addresses of its links that begin so."""
+        """The addresses of its links with this beginning."""
         return [unescape(each) for each in re.findall(r'href="([^"]*)"', self.text) if unescape(each).startswith(beginning)]
 
     def forms(self, action: str) -> list[dict[str, str]]:
-        """The fields of its forms with this address, with the values that they have when nothing is typed.
-
-        What stands in the address behind the path counts as a field, too.
-        """
+        """The fields of its forms with this action, with their initial values. Query parameters of the action are fields, too."""
         found = []
         for opening, inside in re.findall(r"<form([^>]*)>(.*?)</form>", self.text, re.DOTALL):
             if unescape(_attribute(opening, "action")).partition("?")[0] == action:
                 fields = {
                     _attribute(each, "name"): unescape(_attribute(each, "value"))
                     for each in re.findall(r"<(?:input|button)([^>]*)>", inside)
-                    if 'type="checkbox"' not in each  # of which none is ticked when nothing is
+                    if 'type="checkbox"' not in each  # initially not ticked
                 }
                 texts = re.findall(r"<textarea([^>]*)>(.*?)</textarea>", inside, re.DOTALL)
                 fields |= {_attribute(each, "name"): unescape(text).removeprefix("\n") for each, text in texts}
@@ -70,28 +67,26 @@ def _attribute(tag: str, name: str) -> str:
 
 @dataclass
 class Visitor:
-    """Somebody with cookies of his own."""
+    """A client with its own cookies."""
 
     port: int
     host: str = "127.0.0.1"
     cookies: dict[str, str] = field(default_factory=dict)
 
     def get(self, path: str, **headers: str) -> Answer:
-        """Ask for an address."""
         return self.ask("GET", path, headers=headers)
 
     def post(self, path: str, form: Mapping[str, str], **headers: str) -> Answer:
-        """Send a form, as a browser that stands on the page does."""
+        """Send a form, as a browser on the page does."""
         given = {"Content-Type": "application/x-www-form-urlencoded", "Sec-Fetch-Site": "same-origin", **headers}
         return self.ask("POST", path, urlencode(form).encode(), headers=given)
 
     def follow(self, answer: Answer) -> Answer:
-        """Where an answer leads."""
+        """Follow the redirect of an answer."""
         assert answer.status == 303, (answer.status, answer.read)
         return self.get(answer.header("location"))
 
     def ask(self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None) -> Answer:
-        """One request."""
         connection = http.client.HTTPConnection(self.host, self.port, timeout=60)
         try:
             given = {} if not self.cookies else {"Cookie": "; ".join(f"{name}={value}" for name, value in self.cookies.items())}
@@ -109,7 +104,7 @@ class Visitor:
         return found
 
     def parts(self, path: str, after_head: Callable[[], None] = lambda: None) -> tuple[int, str, str]:
-        """The status of an answer, the part of it that comes first, and the rest."""
+        """The status of an answer, the first part of its body, and the rest."""
         connection = http.client.HTTPConnection(self.host, self.port, timeout=60)
         try:
             cookie = "; ".join(f"{name}={value}" for name, value in self.cookies.items())
@@ -122,14 +117,14 @@ class Visitor:
             connection.close()
 
     def log_in(self) -> Self:
-        """With the token."""
+        """Log in with the token."""
         answer = self.get(f"/login?token={TOKEN}")
         assert answer.status == 303, answer.text
         return self
 
 
 class WebPage:
-    """`redelivery web` in a process of its own, on the loopback, until the block ends."""
+    """`redelivery web` in its own process, on the loopback, until the block ends."""
 
     def __init__(self, app: str, folder: Path, *words: str, env: Mapping[str, str] | None = None) -> None:
         token = folder / "token"
@@ -167,14 +162,13 @@ class WebPage:
 
     @property
     def log(self) -> str:
-        """What it has logged."""
         self._log.seek(0)
         return self._log.read()
 
     def visitor(self) -> Visitor:
-        """Somebody who is not logged in."""
+        """A client that is not logged in."""
         return Visitor(self.port)
 
     def operator(self) -> Visitor:
-        """Somebody who is."""
+        """A client that is logged in."""
         return self.visitor().log_in()

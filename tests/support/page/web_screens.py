@@ -1,7 +1,7 @@
 """The pictures of the operator's page and of the report in the documents, drawn by Chromium in each size and colour.
 
-`docs/screens/web/` and `docs/screens/report/` hold them; `docs/web-screens.md` and `docs/report.md` show them. To draw them anew:
-`./dev python -m tests.support.page.web_screens`; with names of screens behind it, those alone.
+They are in `docs/screens/web/` and `docs/screens/report/`, for `docs/web-screens.md` and `docs/report.md`. To draw them again:
+`./dev python -m tests.support.page.web_screens`, with names of screens if you need only some.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ CAUSES = (
     ("shop.parcels.print_label", "shop.parcels.NoSuchParcel", "there is no parcel {number}", "91e2a7d0"),
 )
 WORKERS = ("w1@shop-1", "w2@shop-2")
-#: Each screen with its title in the document.
+#: The screens and their titles in the document.
 SCREENS = {
     "overview": "Overview",
     "causes": "Causes",
@@ -70,14 +70,14 @@ SCREENS = {
     "login": "The login",
     "gone": "The broker does not answer",
 }
-#: Widths with the height of their window, and the colours.
+#: Widths and heights of the window, and colour schemes.
 SIZES, SCHEMES = {390: 844, 1280: 800, 1920: 1080}, ("light", "dark")
-#: Colours of a picture.
+#: The number of colours in a picture.
 COLOURS = 256
 
 
 def arrange(desk: Desk) -> None:
-    """An hour of work, dead letters of three causes, messages that wait, and two workers with some of them."""
+    """Add events of an hour, dead letters of three causes, waiting messages, and two workers that hold some."""
     drawn = random.Random(7)  # noqa: S311 - numbers of a picture
     _an_hour(desk, drawn)
     for number, name in enumerate(WORKERS):
@@ -104,7 +104,7 @@ def arrange(desk: Desk) -> None:
 
 @contextlib.contextmanager
 def working(desk: Desk) -> Iterator[None]:
-    """The two workers keep renewing their leases and answering what they run, as live workers do."""
+    """Let the two workers renew their leases and answer remote control, as real workers do."""
     ended = threading.Event()
 
     def renew() -> None:
@@ -112,20 +112,20 @@ def working(desk: Desk) -> Iterator[None]:
             for number in range(2):
                 desk.transport.leases.renew(f"w{number}")
 
-    beside = [threading.Thread(target=renew)]
-    beside += [threading.Thread(target=_answer, args=(desk, f"w{number}", WORKERS[number], ended)) for number in range(2)]
-    for each in beside:
+    threads = [threading.Thread(target=renew)]
+    threads += [threading.Thread(target=_answer, args=(desk, f"w{number}", WORKERS[number], ended)) for number in range(2)]
+    for each in threads:
         each.start()
     try:
         yield
     finally:
         ended.set()
-        for each in beside:
+        for each in threads:
             each.join()
 
 
 def _answer(desk: Desk, token: str, worker: str, ended: threading.Event) -> None:
-    """Answer remote control as this worker, which runs two of the messages that it holds."""
+    """Answer remote control as this worker, which runs two of its messages."""
     held = sorted(desk.transport.leases.held_by(token), key=lambda each: each.tag)[:2]
     headers = [opened(each.raw)["headers"] for each in held]
     running = [
@@ -141,7 +141,7 @@ def _answer(desk: Desk, token: str, worker: str, ended: threading.Event) -> None
 
 
 def _tried(died_ms: int, exception: str) -> dict[str, Any]:
-    """The header of a message whose first two attempts have failed."""
+    """The header of a message after two failed attempts."""
     waits = ((9_400, 2_100), (4_300, 4_200))
     attempts = [Attempt(at_ms=died_ms - ago, worker="w1@shop-1", exception=exception, delay_ms=delay) for ago, delay in waits]
     tried = Envelope(attempt=2, delivery=2, first_seen_ms=died_ms - 9_500, attempts=tuple(each.to_header() for each in attempts))
@@ -149,7 +149,7 @@ def _tried(died_ms: int, exception: str) -> dict[str, Any]:
 
 
 def _an_hour(desk: Desk, drawn: random.Random) -> None:
-    """Events of the last hour: successes, a few retries, and deaths that become more in the end."""
+    """Add events of the last hour: successes, a few retries, and deaths, whose number rises at the end."""
     now_ms = desk.transport.now_ms()
     kinds = ((Outcome.SUCCEEDED, 40), (Outcome.REDELIVERY_SCHEDULED, 6), (Outcome.DEAD_LETTERED, 1))
     for minute in range(60):
@@ -165,7 +165,7 @@ def _an_hour(desk: Desk, drawn: random.Random) -> None:
 
 
 def operate(desk: Desk) -> Mapping[str, str]:
-    """What an operator begins: a canary that passes, and one that is paused; the ids of the first, and of a task that went back."""
+    """Begin a redrive that ends, and one that is paused. Returns the id of the first, and the id of a redriven task."""
     began = operation.begin(
         desk.install,
         Kind.REDRIVE,
@@ -176,7 +176,7 @@ def operate(desk: Desk) -> Mapping[str, str]:
         why="the mail server is back",
     )
     until(lambda: operation.found(desk.install, began.id).state is State.DONE, 60, "the redrive")
-    desk.client.set(desk.keys.operator, "another")  # so that what follows stays as it is
+    desk.client.set(desk.keys.operator, "another")  # so that no worker runs the next operation
     paused = operation.begin(
         desk.install,
         Kind.REDRIVE,
@@ -192,7 +192,7 @@ def operate(desk: Desk) -> Mapping[str, str]:
 
 
 def keep_books(folder: Path) -> Path:
-    """Books with a life that is lost and one that ended twice; where they are."""
+    """Keep books with a lost life and a life that ended twice. Returns their folder."""
     told, began_ms = Histories(), int(time.time() * 1000) - 7_200_000
     for number in range(40):
         ended = ("succeeded", {"delivery": 1, "attempt": 1, "worker": "w1@shop-1"})
@@ -209,7 +209,7 @@ def keep_books(folder: Path) -> Path:
 
 
 def paths_of(page: WebPage, known: Mapping[str, str]) -> dict[str, str]:
-    """The address of each screen that the broker answers."""
+    """The addresses of screens that need the broker."""
     operator = page.operator()
     letters = f"/letters?queue={LETTERS}&fingerprint=91e2"
     return {
@@ -231,7 +231,7 @@ def paths_of(page: WebPage, known: Mapping[str, str]) -> dict[str, str]:
 
 
 def in_two_queues(desk: Desk) -> str:
-    """Three more dead letters of one cause, in another queue; the address of both."""
+    """Add three dead letters of one cause in another queue. Returns the address of both queues."""
     task, exception, said, fingerprint = CAUSES[2]
     for number in range(3):
         words = {"exception": exception, "said": said.format(number=1200 + number), "fingerprint": fingerprint}
@@ -240,7 +240,7 @@ def in_two_queues(desk: Desk) -> str:
 
 
 def drawn(browser: Browser, name: str, address: str | Path, folder: Path = FOLDER) -> None:
-    """One screen, in each size and colour."""
+    """Draw one screen in each size and colour scheme."""
     folder.mkdir(parents=True, exist_ok=True)
     for width, height in SIZES.items():
         for scheme in SCHEMES:
@@ -250,12 +250,12 @@ def drawn(browser: Browser, name: str, address: str | Path, folder: Path = FOLDE
             browser.picture(path, is_whole=False)
             with Image.open(path) as picture:
                 whole = picture.convert("RGB")
-            # Of the greys there are many; a colour of a few pixels keeps its own.
+            # MAXCOVERAGE keeps colours of only a few pixels.
             whole.quantize(COLOURS, Image.Quantize.MAXCOVERAGE, kmeans=1, dither=Image.Dither.NONE).save(path, optimize=True)
 
 
 def document() -> str:
-    """The document that shows them."""
+    """The text of `docs/web-screens.md`."""
     parts = [
         "# The screens of the page\n",
         "Every screen of [the operator's page](web.md), at 1280 pixels in light colours, with links to other sizes and colours.",
@@ -273,7 +273,6 @@ def document() -> str:
 
 
 def main(words: list[str]) -> None:
-    """Draw them."""
     found = program()
     if found is None:
         sys.exit("there is no Chromium on this machine")

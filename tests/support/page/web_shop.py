@@ -1,4 +1,4 @@
-"""An app whose operator's page is tested: its broker, settings, and how long it waits, are the environment's."""
+"""An app whose operator's page is tested. Its broker, settings and timeouts come from the environment."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if "WEB_SHOP_IDLE" in os.environ:
 
 @app.task(name="shop.pay")
 def pay(number: int, cause: str) -> int:
-    """Fail as long as the file of this cause is there; what is paid is noted, each payment in a line of its own."""
+    """Fail while the file of this cause exists. Otherwise note the payment in a line."""
     if Path(os.environ["WEB_SHOP_BROKEN"], cause).exists():
         kinds: dict[str, type[Exception]] = {"refused": ValueError, "late": TimeoutError, "gone": LookupError}
         msg = f"payment {number}: {cause}"

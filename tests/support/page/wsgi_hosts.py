@@ -1,6 +1,6 @@
-"""Two WSGI applications with logins of their own that mount the operator's page: one of Django, one of Flask; on the loopback.
+"""A Django and a Flask application that mount the operator's page behind their own logins, on the loopback.
 
-`python -m tests.support.page.wsgi_hosts django|flask` says its port. Whoever asks for `/enter?user=NAME` is logged in by that name.
+`python -m tests.support.page.wsgi_hosts django|flask` prints its port. A request to `/enter?user=NAME` logs in.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ if TYPE_CHECKING:
 
     from starlette.requests import Request
 
-#: Where the page is mounted, and who may do what there.
+#: The path of the page, and the rights of its users.
 PATH = "/ops"
 RIGHTS: Mapping[str, Mapping[str, list[str]]] = {"olga": {"redrive": ["DLQ.orders"]}, "carl": {}}
 
 
 def rights_of(name: str) -> User | None:
-    """A user of the page; None for nobody (an empty name), and for who has no right to see it."""
+    """A user of the page; None for a name without rights."""
     return User(name, RIGHTS[name]) if name in RIGHTS else None
 
 
 def mounted(host: Any, user: Callable[[Request], User | None]) -> Any:
-    """The application with the page below a path of it."""
+    """The application with the page mounted."""
     from tests.support.page.web_shop import app  # noqa: PLC0415 - it needs the broker's address
 
     return DispatcherMiddleware(host, {PATH: wsgi_app(app, user=user, allow=["redrive"], carry_out=False)})
 
 
 def django() -> Any:
-    """A project of Django's with its sessions and users in a database."""
+    """A Django project with sessions and users in a database."""
     import django  # noqa: PLC0415 - only one of the two is asked for
     from django.conf import settings  # noqa: PLC0415 - as above
 
@@ -87,7 +87,7 @@ def django() -> Any:
 
 
 def flask() -> Any:
-    """An application of Flask's with its signed session."""
+    """A Flask application with its signed session."""
     from flask import Flask, request, session  # noqa: PLC0415 - only one of the two is asked for
 
     host = Flask("host")
@@ -111,7 +111,7 @@ class _Server(ThreadingMixIn, WSGIServer):
 
 class _Quiet(WSGIRequestHandler):
     def log_message(self, *_: Any) -> None:
-        """Nothing is said of a request."""
+        """Log nothing."""
 
 
 def main(name: str) -> None:

@@ -1,4 +1,4 @@
-"""The queues of RabbitMQ's own users: topic and direct exchanges, several queues of both types, bound twice."""
+"""Queues as users of RabbitMQ have them: topic and direct exchanges, and queues of both types."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SHOP, POST = Exchange("shop", "topic"), Exchange("post", "direct")
 
 
 def configure(app: Celery) -> None:
-    """Give this app the queues."""
+    """Configure an app with these queues."""
     app.conf.task_queues = [
         Queue("orders", SHOP, routing_key="orders.#", queue_arguments=QUORUM),
         Queue("audit", SHOP, routing_key="#", queue_arguments=QUORUM),

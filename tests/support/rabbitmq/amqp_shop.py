@@ -1,4 +1,4 @@
-"""The tests' app with the queues of RabbitMQ's own users."""
+"""The tests' app with the queues of `amqp_queues`."""
 
 from __future__ import annotations
 

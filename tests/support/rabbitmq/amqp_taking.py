@@ -1,4 +1,4 @@
-"""Channels of an app with redelivery, as its worker has them, and functions that receive messages with one."""
+"""Channels of an app with redelivery, as in its worker, and functions that receive messages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["consumed", "filled", "opened", "publish"]
 
 @pytest.fixture
 def opened(rabbit: Rabbit) -> Iterator[Callable[[], Any]]:
-    """Opens connections of an app with redelivery: their channels are the worker's."""
+    """Opens connections of an app with redelivery, whose channels are those of a worker."""
     app = Celery("pace", broker=rabbit.url, set_as_current=False)
     Redelivery(app)
     made: list[Any] = []
@@ -38,7 +38,7 @@ def opened(rabbit: Rabbit) -> Iterator[Callable[[], Any]]:
 
 
 def filled(connection: Any, kind: str, count: int) -> str:
-    """A queue of this type with so many messages."""
+    """Make a queue of this type with `count` messages. Returns its name."""
     name = f"pace-{uuid.uuid4().hex[:8]}"
     with connection.connection.channel() as channel:
         channel.queue_declare(name, durable=True, auto_delete=False, arguments={"x-queue-type": kind})
@@ -49,7 +49,7 @@ def filled(connection: Any, kind: str, count: int) -> str:
 
 
 def publish(connection: Any, name: str, count: int) -> None:
-    """So many messages more; the broker has them."""
+    """Publish `count` messages, with confirms."""
     with connection.connection.channel() as channel:
         channel.confirm_select()
         for _ in range(count):
@@ -57,7 +57,7 @@ def publish(connection: Any, name: str, count: int) -> None:
 
 
 def consumed(connection: Any, channel: Any, name: str, count: int, tag: str = "taker") -> list[int]:
-    """Take so many, and whatever comes beside them; the numbers of all, as they come."""
+    """Receive at least `count` messages. Returns their delivery tags."""
     tags: list[int] = []
     channel.basic_consume(queue=name, consumer_tag=tag, callback=lambda message: tags.append(message.delivery_tag))
     while len(tags) < count:

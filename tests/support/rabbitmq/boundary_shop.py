@@ -1,4 +1,4 @@
-"""The tests' app; its worker kills itself before it publishes or before it acknowledges a message, as the file `order` says."""
+"""The tests' app. Its worker kills itself before it publishes or acknowledges a message, as the file `order` says."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ORDER = Path(os.environ["SHOP_RUNS"]).with_name("order")
 
 
 def dying(step: str, method: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a method: the process dies once before it, if the file `order` names this step."""
+    """Wrap a method: the process dies once before it if the file `order` names this step."""
 
     def carry(self: Any, *args: Any) -> Any:
         if ORDER.exists() and ORDER.read_text() == step:

@@ -1,4 +1,4 @@
-"""The tests' app on RabbitMQ, whose worker notes each time that it encodes a message as bytes."""
+"""The tests' app on RabbitMQ. Its worker notes each message that it encodes as bytes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["app"]
 
 
 def noted(message: Any, **where: Any) -> bytes:
-    """As it is."""
+    """Encode the message, and note it."""
     note(message.properties["application_headers"]["id"], made=True)
     return envelope_of(message, **where)
 

@@ -1,4 +1,4 @@
-"""The tests' app on RabbitMQ, whose worker dies at a named step on request (`tests.faults.chaos.rabbit.boundary`)."""
+"""The tests' app on RabbitMQ. Its worker dies at a step on request (`tests.faults.chaos.rabbit.boundary`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shells on brokers of their own, for the runbooks and the page about migrating. `./dev follow --write PAGE` writes one anew."""
+"""Shells with private brokers, for the runbooks and the page about migrating. `./dev follow --write PAGE` writes a page again."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BROKERS", "VIEW", "shell_of"]
 
-#: The pages that are followed here, and the broker of each.
+#: The pages, and the broker of each.
 BROKERS = {
     "docs/runbooks/dead-letters.md": "redis",
     "docs/runbooks/dying-worker.md": "redis",
@@ -34,7 +34,7 @@ BROKERS = {
     "docs/runbooks/going-back.md": "redis",
     "docs/migrating.md": "redis",
 }
-#: A whole screen of 80 columns. What differs from run to run besides: places, workers, sizes, and numbers that were measured.
+#: A screen of 80 columns. Paths, workers, sizes and measured numbers differ from run to run, too.
 VIEW = View(
     width=80,
     height=500,
@@ -55,7 +55,7 @@ VIEW = View(
 
 @contextmanager
 def shell_of(page: str) -> Iterator[Shell]:
-    """A shell in a folder with the shop, the commands of this environment and a private broker of the page's kind."""
+    """A shell in a folder with the shop, this environment's commands, and a private broker for the page."""
     with tempfile.TemporaryDirectory(prefix="rd-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         work, tools = folder / "work", folder / "bin"
@@ -103,7 +103,7 @@ def _rabbitmq(folder: Path, tools: Path) -> Iterator[str]:
 
 
 def _tool(tools: Path, name: str, command: str, environment: Mapping[str, str]) -> None:
-    """A command of the broker's own that reaches the private one."""
+    """Write a command of the broker that talks to the private one."""
     own = {key: value for key, value in environment.items() if os.environ.get(key) != value}
     exports = "".join(f"export {key}={shlex.quote(value)}\n" for key, value in own.items())
     (tools / name).write_text(f'#!/bin/sh\n{exports}exec {command} "$@"\n')

@@ -1,4 +1,4 @@
-"""A shop whose tasks fail when a file says so, as a bad deployment would make them fail."""
+"""A shop whose tasks fail if a file exists, as after a bad deployment."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Redelivery(app, {"lease": 2, "queues": {"#": {"max_delivery_attempts": 3, "redel
 
 @app.task
 def charge(order: int) -> None:
-    """Charge an order; the new release does not find the currency."""
+    """Charge an order. The new release does not find the currency."""
     prices = {"EUR": 10}
     currency = "euro" if Path("new-release").exists() else "EUR"
     _note("charged", f"{order} {prices[currency]}")
@@ -26,7 +26,7 @@ def charge(order: int) -> None:
 
 @app.task
 def render(order: int) -> None:
-    """Render an invoice; a huge one ends its process, as the kernel does when memory is short."""
+    """Render an invoice. A huge invoice kills its process, as the kernel does without memory."""
     if order == 13 and not Path("more-memory").exists():
         os.kill(os.getpid(), signal.SIGKILL)
     _note("rendered", str(order))

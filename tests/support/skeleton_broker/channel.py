@@ -1,4 +1,4 @@
-"""kombu's side of the skeleton: how Celery publishes to the broker and receives from it. An existing kombu transport needs none."""
+"""kombu's transport for the skeleton: Celery publishes and receives with it. An existing kombu transport needs no such file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Channel", "Transport"]
 
 
 class Message(virtual.Message):
-    """A message that knows its queue and its original bytes: a move takes these bytes and does not encode the message again."""
+    """A message with its queue and its original bytes, so that a move does not encode it again."""
 
     def __init__(self, payload: dict[str, Any], channel: Any = None, **kwargs: Any) -> None:
         self.queue, self.raw, self.held = payload["queue"], payload["raw"], None
@@ -53,7 +53,7 @@ class Channel(virtual.Channel):
             rows.execute("INSERT OR IGNORE INTO bindings VALUES (?, ?, ?, ?)", (exchange, routing_key, pattern, queue))
 
     def get_table(self, exchange: str) -> list[tuple[str, str | None, str]]:
-        """What is bound to this exchange, by any process."""
+        """The bindings of this exchange, by any process."""
         with self.tables.transaction() as rows:
             return list(rows.execute("SELECT key, pattern, queue FROM bindings WHERE exchange = ?", (exchange,)))
 
@@ -62,7 +62,7 @@ class Channel(virtual.Channel):
             self._put(queue, message)
 
     def basic_ack(self, delivery_tag: str, multiple: bool = False) -> None:
-        """Acknowledge the message; if it was moved, it is gone already."""
+        """Acknowledge the message. A message that was moved is gone already."""
         self.tables.move(int(delivery_tag), None)
         super().basic_ack(delivery_tag, multiple=multiple)
 
@@ -79,13 +79,13 @@ class Channel(virtual.Channel):
             return rows.execute("DELETE FROM messages WHERE queue = ? AND NOT held", (queue,)).rowcount
 
     def close(self) -> None:
-        """As kombu's, which gives back what was not acknowledged."""
+        """Give back the messages that were not acknowledged (kombu does this), and close the file."""
         super().close()
         self.tables.close()
 
 
 class Transport(virtual.Transport):
-    """Set `broker_transport` to this class: it names the transitions, so that `Redelivery` finds them."""
+    """The value of `broker_transport`. It names the transitions for `Redelivery`."""
 
     Channel = Channel
     driver_type = driver_name = "skeleton"
@@ -93,5 +93,5 @@ class Transport(virtual.Transport):
 
     @staticmethod
     def transitions_of(app: Celery) -> SkeletonTransport:
-        """The broker as `redelivery.middleware.ports.Transport` has it."""
+        """The broker as a `redelivery.middleware.ports.Transport`."""
         return SkeletonTransport(app)

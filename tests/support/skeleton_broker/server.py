@@ -1,4 +1,4 @@
-"""The skeleton's file, with the little that the tests of any broker ask for: its row in the conformance suite."""
+"""The skeleton in the conformance suite: its file, with the interface that tests of any broker use."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ __all__ = ["SkeletonFile"]
 
 @dataclass
 class SkeletonFile(Files):
-    """The broker of one file; events and messages are read from its tables."""
+    """The broker of one file. Events and messages are read from its tables."""
 
     url: str = "skeleton://"
 
     @property
     def conf(self) -> dict[str, Any]:
-        """What Celery's settings must say for it."""
+        """The settings of Celery for this broker."""
         options = {"file": str(self.folder / "broker.sqlite"), "polling_interval": 0.05}
         return {
             "broker_transport": "tests.support.skeleton_broker.channel:Transport",
@@ -37,20 +37,20 @@ class SkeletonFile(Files):
         }
 
     def connection(self) -> Connection:
-        """A new connection without our record."""
+        """A new connection without redelivery."""
         return Connection(transport=Transport, transport_options=self.conf["broker_transport_options"])
 
     def messages(self, queue: str) -> list[dict[str, Any]]:
-        """The messages of a queue, the next to be taken first."""
+        """The messages of a queue, the next to be received first."""
         question = "SELECT raw FROM messages WHERE queue = ? AND NOT held ORDER BY id"
         return [json.loads(raw) for (raw,) in self._rows(question, queue)]
 
     def events(self, prefix: str = "") -> list[Event]:  # noqa: ARG002 - a file has no prefix
-        """Everything that was recorded, in its order."""
+        """All recorded events, in their order."""
         return [Event(**json.loads(event)) for (event,) in self._rows("SELECT event FROM events ORDER BY id")]
 
     def leftovers(self) -> dict[str, int]:
-        """What waits, dead letters and remote control aside."""
+        """The numbers of waiting messages, without dead letters and remote control."""
         names = [name for (name,) in self._rows("SELECT queue FROM messages")]
         return dict(Counter(name for name in names if not name.startswith("DLQ.") and "pidbox" not in name))
 

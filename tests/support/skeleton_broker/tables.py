@@ -1,4 +1,4 @@
-"""The broker itself: a table of messages and one of events, in one file. Here stands what a server would do."""
+"""The broker itself, in place of a server: a table of messages and a table of events in one file."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ CREATE TABLE IF NOT EXISTS bindings (exchange TEXT, key TEXT, pattern TEXT, queu
 """
 
 
-#: All tables of this process. A forked child gives each a new lock: the thread that held the old one may not exist there.
+#: All tables of this process. A forked child needs new locks: the thread that held a lock may not exist there.
 ALL: WeakSet[Tables] = WeakSet()
 
 
-def _begin_anew() -> None:
+def _reset_after_fork() -> None:
     for each in ALL:
         each._lock, each._pid = threading.RLock(), 0
 
 
-os.register_at_fork(after_in_child=_begin_anew)
+os.register_at_fork(after_in_child=_reset_after_fork)
 
 
 class Tables:
-    """The tables of one file; safe to use from any thread, and in a forked process."""
+    """The tables of one file, for any thread and for forked processes."""
 
     def __init__(self, path: Path | str) -> None:
         self._path, self._lock, self._pid = path, threading.RLock(), 0
@@ -47,7 +47,7 @@ class Tables:
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """All of this block happens, or nothing. Raises `sqlite3.OperationalError` where the file is away, or locked."""
+        """Run the block as one transaction. Raises `sqlite3.OperationalError` if the file is missing or locked."""
         with self._lock:
             if self._pid != os.getpid():
                 self._pid = os.getpid()
@@ -58,12 +58,12 @@ class Tables:
                 yield self._connection
 
     def put(self, queue: str, raw: bytes) -> None:
-        """One more message, behind all others of its queue."""
+        """Append a message to its queue."""
         with self.transaction() as rows:
             rows.execute("INSERT INTO messages (queue, raw) VALUES (?, ?)", (queue, raw))
 
     def take(self, queue: str) -> tuple[int, bytes] | None:
-        """The oldest message that nobody holds, and its number: it is held from now on."""
+        """Hold the oldest free message of a queue. Returns its number and bytes."""
         with self.transaction() as rows:
             found: tuple[int, bytes] | None = rows.execute(
                 "SELECT id, raw FROM messages WHERE queue = ? AND NOT held ORDER BY id LIMIT 1", (queue,)
@@ -73,12 +73,12 @@ class Tables:
             return found
 
     def give_back(self, number: int) -> None:
-        """Nobody holds this message any more."""
+        """Free a message that was held."""
         with self.transaction() as rows:
             rows.execute("UPDATE messages SET held = 0 WHERE id = ?", (number,))
 
     def move(self, number: int | None, event: Event | None, queue: str = "", message: bytes | None = None) -> bool:
-        """End a message, put another one in its place, and record it, in one transaction; False where it has ended already."""
+        """In one transaction: end a message, put another in its place, and record the event. False if it has already ended."""
         with self.transaction() as rows:
             if number is not None and not rows.execute("DELETE FROM messages WHERE id = ?", (number,)).rowcount:
                 return False
@@ -89,7 +89,7 @@ class Tables:
             return True
 
     def close(self) -> None:
-        """Close the file; it is opened again when it is used."""
+        """Close the file. The next use opens it again."""
         with self._lock:
             if self._connection is not None and self._pid == os.getpid():
                 self._connection.close()

@@ -1,6 +1,6 @@
-"""The skeleton's transitions: each is one transaction, which moves the message and records its event, both or neither.
+"""The skeleton's transitions. Each is one transaction that moves the message and records its event, both or neither.
 
-It holds no leases, and what waits for its time waits in a worker; so `WithoutLeases` and `Claim` answer for the rest.
+The broker has no leases, and delayed messages wait in a worker: `WithoutLeases` and `Claim` implement that.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ __all__ = ["SkeletonTransport"]
 
 
 class SkeletonClaim(Claim):
-    """What one worker holds: a tag is the token of its connection, and the message's number."""
+    """The messages that one worker holds. A tag is the token of the connection and the number of the message."""
 
     _acknowledge: dict[str, Callable[[], None]]
 
     def attach(self) -> None:
-        """The consumer has connected; what it held before has been given back."""
+        """Begin anew after a connect: the messages of the last connection have been given back."""
         self.token, self._acknowledge = uuid.uuid4().hex[:12], {}
         self.held.clear()
 
@@ -49,15 +49,15 @@ class SkeletonClaim(Claim):
         return self.held[tag]
 
     def settle(self, tag: str) -> None:
-        """Its message has left: kombu may give its place in the prefetch window to another one."""
+        """The message has left. kombu may reuse its place in the prefetch window."""
         if tag in self._acknowledge:
             self._acknowledge.pop(tag)()
 
 
 class SkeletonTransport(WithoutLeases):
-    """One app's broker."""
+    """The broker of one app."""
 
-    #: What it can do; all that is not named here it refuses, or does as the documents say of a broker without it.
+    #: A capability that is missing here is refused, or replaced as the documents say.
     capabilities = frozenset({Capability.ATOMIC_MOVES, Capability.EXACT_DELAYS, Capability.DEAD_LETTER_QUEUES})
     redeliveries: None = None
 
@@ -88,10 +88,10 @@ class SkeletonTransport(WithoutLeases):
         return True
 
     def warn(self, queues: Sequence[str], letters: Iterable[str], management_url: str | None) -> None:
-        """It ends no message by itself."""
+        """Warn of nothing: this broker never ends a message by itself."""
 
     def is_transient(self, exc: BaseException) -> bool:
-        return isinstance(exc, sqlite3.OperationalError)  # locked for too long, or the file is away
+        return isinstance(exc, sqlite3.OperationalError)  # locked for too long, or the file is missing
 
     def now_ms(self) -> int:
         return time.time_ns() // 1_000_000
@@ -143,7 +143,7 @@ class SkeletonTransport(WithoutLeases):
 
     def _move(self, tag: str, event: Event | None, queue: str = "", message: bytes | None = None) -> Answer:
         if self.claim is not None and not self.claim.holds(tag):
-            return Answer.REFUSED  # its connection is gone, and the message has been given back
+            return Answer.REFUSED  # its connection is gone, and the message was given back
         if event is not None:
             event = replace(event, event_id=self._numbers.next_id(), at_ms=self.now_ms(), clock="worker")
         is_done = self.tables.move(_number(tag) if tag else None, event, queue, message)

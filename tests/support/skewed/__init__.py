@@ -1,1 +1,1 @@
-"""On the path of a worker whose clock is wrong: the folder of its `sitecustomize`."""
+"""The folder of `sitecustomize`, for the path of a worker with a wrong clock."""

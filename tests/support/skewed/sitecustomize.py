@@ -1,7 +1,4 @@
-"""A machine whose clock is wrong: on the path of a worker process, before anything else is imported.
-
-`CLOCK_SKEW` says by how many seconds. The monotonic clock is not touched: it has no date to be wrong about.
-"""
+"""A wrong clock for a worker process, which imports this first. `CLOCK_SKEW` has the seconds. The monotonic clock stays right."""
 
 import datetime  # noqa: ICN001 - its own name is what is replaced
 import os
@@ -13,23 +10,21 @@ REAL, TIME = datetime.datetime, time.time
 
 
 class _Kind(type):
-    """A time that C code has made is one, too."""
+    """Times made by C code are instances, too."""
 
     def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(instance, REAL)
 
 
 class Skewed(datetime.datetime, metaclass=_Kind):
-    """`datetime.datetime` on that machine."""
+    """`datetime.datetime` with the wrong clock."""
 
     @classmethod
     def now(cls, tz: datetime.tzinfo | None = None) -> Any:
-        """By the wrong clock."""
         return cls.fromtimestamp(time.time(), tz)
 
     @classmethod
     def utcnow(cls) -> Any:
-        """By the wrong clock."""
         return cls.fromtimestamp(time.time(), datetime.UTC).replace(tzinfo=None)
 
 

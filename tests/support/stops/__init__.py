@@ -1,1 +1,1 @@
-"""Workers that are stopped, and what is put into a worker to see or to change parts of Celery."""
+"""Apps of workers that are stopped, and modules that observe or change Celery inside a worker."""

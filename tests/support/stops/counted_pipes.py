@@ -1,4 +1,4 @@
-"""For a worker (`-I tests.support.stops.counted_pipes`): counts how often its loop is asked about the pipes to its children."""
+"""For a worker (`-I tests.support.stops.counted_pipes`): counts the changes of its poller for pipes to children."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ asked: list[int] = []
 
 @worker_ready.connect
 def ready(sender: Any, **_: Any) -> None:
-    """Count from here on."""
     poller, pipes = sender.hub.poller, sender.pool._pool._all_inqueues
 
     def counted(ask: Any) -> Any:
@@ -28,5 +27,4 @@ def ready(sender: Any, **_: Any) -> None:
 
 @worker_shutdown.connect
 def ended(**_: Any) -> None:
-    """Note the count."""
     note("asked", asked=len(asked))

@@ -1,4 +1,4 @@
-"""For a worker (`-I tests.support.stops.early_shrink`): its pool shrinks before it has read that its tasks have begun."""
+"""For a worker (`-I tests.support.stops.early_shrink`): its pool shrinks before it has read that tasks have begun."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ pools: list[Any] = []
 
 @worker_ready.connect
 def ready(sender: Any, **_: Any) -> None:
-    """Keep the pool."""
     pools.append(sender.pool)
 
 
 @task_received.connect
 def received(request: Any, **_: Any) -> None:
-    """The shop has just blocked the main process until the task that `follows` names has begun: shrink now, and note the answer."""
+    """Shrink the pool, and note the answer. The shop has just blocked the main process until the other task has begun."""
     if request.name != follows.name:
         return
     try:

@@ -1,4 +1,4 @@
-"""The tests' app with an application's hook that holds the main thread for an hour, once the worker is told to stop."""
+"""The tests' app with a hook that blocks the main thread for an hour when the worker is told to stop."""
 
 from __future__ import annotations
 
@@ -17,5 +17,5 @@ last_resort.LAST = app.conf.last
 
 @worker_shutting_down.connect
 def hold(**_: Any) -> None:
-    """A hook of the application's that never comes back."""
+    """Block the main thread."""
     time.sleep(3600)

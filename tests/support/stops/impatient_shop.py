@@ -1,4 +1,4 @@
-"""The tests' app, which gets a second stop signal while Celery's handler of the first one iterates over its signal receivers."""
+"""The tests' app. It gets a second stop signal while Celery's handler of the first iterates over its signal receivers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["app"]
 
 
 class Impatient(list[Any]):
-    """The list of receivers: its first iteration sends the signal, and Python calls the handler before the next line."""
+    """The list of receivers. Its first iteration sends the signal, and Python calls the handler before the next line."""
 
     is_told = False
 
@@ -30,10 +30,10 @@ class Impatient(list[Any]):
 
 @worker_shutting_down.connect
 def hears(**_: Any) -> None:
-    """A hook of the application, so that there is a receiver on each pool."""
+    """A hook, so that there is a receiver on each pool."""
 
 
 @worker_ready.connect
 def wait_for_the_first(**_: Any) -> None:
-    """Put the list in place once the worker is ready, so that only the stop iterates over it."""
+    """Install the list when the worker is ready, so that only the stop iterates over it."""
     worker_shutting_down.receivers = Impatient(worker_shutting_down.receivers)

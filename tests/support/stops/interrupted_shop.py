@@ -1,4 +1,4 @@
-"""The tests' app; it gets SIGQUIT when it first asks RabbitMQ about a recorded start, while that connection is in use."""
+"""The tests' app. It gets SIGQUIT at its first request about a recorded start, while that connection to RabbitMQ is in use."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-#: The processes that have been told.
+#: The processes that have got the signal.
 TOLD: set[int] = set()
 
 
 def interrupted(ask: Callable[..., Any]) -> Callable[..., Any]:
-    """The signal comes first; Python calls its handler before the next line."""
+    """Send the signal before the call. Python runs its handler before the next line."""
 
     def asks(*args: Any) -> Any:
         if os.getpid() not in TOLD:

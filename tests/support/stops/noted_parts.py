@@ -1,4 +1,4 @@
-"""For a worker (`-I tests.support.stops.noted_parts`): notes what stands around Celery's pool, and how the broker is asked."""
+"""For a worker (`-I tests.support.stops.noted_parts`): notes the patches of Celery's pool, and the pipelining of requests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.shop import app
 
 @worker_ready.connect
 def ready(sender: Any, **_: Any) -> None:
-    """The modules of what is called of the pool, and whether transitions are asked for without waiting."""
+    """Note the modules of the pool's methods, and whether transitions are pipelined."""
     pool, install = sender.pool, app.redelivery
     inner = pool._pool
     around = [each.__module__ for each in (pool.flush, inner.on_job_process_down, inner._event_process_exit)]

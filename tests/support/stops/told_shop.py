@@ -1,4 +1,4 @@
-"""The tests' app; a worker that gets a stop signal notes whether the signal interrupted the writing of a task to a child."""
+"""The tests' app. At a stop signal the worker notes whether the signal interrupted the writing of a task to a child."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ POOLS: list[Any] = []
 
 @worker_ready.connect
 def keep(sender: Any, **_: Any) -> None:
-    """The consumer has a pool."""
+    """Keep the consumer's pool."""
     POOLS.append(sender.pool)
 
 
 @worker_shutting_down.connect
 def told(how: str, **_: Any) -> None:
-    """Called in the handler of the signal."""
+    """Note the signal. Celery calls this in its handler."""
     writers = [writer for pool in POOLS for writer in getattr(getattr(pool, "_pool", None), "_active_writers", ())]
     note("", event="told", how=how, half_written=any(writer.gi_frame is not None for writer in writers), pid=os.getpid())

@@ -1,4 +1,4 @@
-"""Remote-control commands of a worker under test: what its tasks leave to the garbage collector."""
+"""Remote-control commands that find what tasks leave to the garbage collector."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ __all__: list[str] = []
 
 @control_command()
 def leave_uncollected(_: Any) -> str:
-    """Collect nothing from here on."""
     gc.collect()
     gc.disable()
     gc.set_debug(gc.DEBUG_SAVEALL)
@@ -22,7 +21,7 @@ def leave_uncollected(_: Any) -> str:
 
 @control_command()
 def uncollected(_: Any) -> dict[str, int]:
-    """What is garbage by now and only a collector could have found, by the names of its types."""
+    """The types of the objects that only the collector could free, with their numbers."""
     gc.collect()
     names = Counter(f"{type(each).__module__}.{type(each).__qualname__}" for each in gc.garbage)
     gc.garbage.clear()

@@ -1,4 +1,4 @@
-"""The tests' app on a Celery that our stop code does not recognise: `conf["unrecognised"]` says which part of it differs."""
+"""The tests' app on a Celery that the stop code does not recognise. `conf["unrecognised"]` names the part that differs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ASKED = celerys.on_cold_shutdown
 
 
 def on_cold_shutdown(worker: Any) -> None:
-    """What it calls cannot be seen."""
+    """A handler that hides what it calls."""
     ASKED(worker)
 
 

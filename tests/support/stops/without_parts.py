@@ -1,6 +1,6 @@
-"""For a worker (`-I tests.support.stops.without_parts`): each private part of Celery and redis-py that we use is missing.
+"""For a worker (`-I tests.support.stops.without_parts`): the private parts of Celery and redis-py that redelivery uses are missing.
 
-Celery and redis-py themselves keep these parts: they are only removed from the objects that our own functions are given.
+The parts are hidden only in the objects that redelivery's functions get, not in Celery and redis-py themselves.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from redelivery.workers.duties import remote_control
 
 
 class Without:
-    """Something of a library's, but for these parts."""
+    """An object of a library, without these attributes."""
 
     def __init__(self, inner: Any, *parts: str) -> None:
         vars(self).update(_without_inner=inner, _without_parts=parts)
@@ -32,19 +32,17 @@ class Without:
 
 
 class Pool(Without):
-    """A pool of connections, whose connections do not show their sockets."""
+    """A pool whose connections do not show their sockets."""
 
     def get_connection(self) -> Any:
-        """One of them."""
         return Without(self._without_inner.get_connection(), "_sock")
 
     def release(self, connection: Any) -> None:
-        """Give it back."""
         self._without_inner.release(connection._without_inner)
 
 
 class UnderWay(underway.UnderWay):
-    """As ours, on such connections."""
+    """The product's `UnderWay`, with such connections."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -52,13 +50,13 @@ class UnderWay(underway.UnderWay):
 
 
 class Revoked(Request):
-    """Celery's request, without its way to tell of a revoked task."""
+    """Celery's request, without `_announce_revoked`."""
 
     _announce_revoked = property()
 
 
 def _without(module: Any, name: str, *parts: str) -> None:
-    """Have this function of the module's be given its first argument without these parts."""
+    """Hide these attributes of the first argument of a function."""
     function = getattr(module, name)
     setattr(module, name, lambda thing, *others: function(Without(thing, *parts), *others))
 

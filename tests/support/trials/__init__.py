@@ -1,1 +1,1 @@
-"""Trials: one story on a plain Celery worker and on ours, and the application that plays it."""
+"""Trials: the same story on a plain Celery worker and on a worker with redelivery, and the application that plays it."""

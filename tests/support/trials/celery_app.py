@@ -1,7 +1,7 @@
 """The Celery app of the trials: tasks that use every feature of Celery, and do what their message says.
 
-A task of `play`'s kind takes *steps*, one for each run of its message, the last one for all further runs. A step is a verb and its
-options. Each run, hook and signal is noted, so that a test can compare what one worker did with what another one did.
+A task such as `play` takes *steps*, one for each run; the last step is for all further runs. A step is a verb and its options. Each
+run, hook and signal is noted, so that a test can compare two workers.
 """
 
 from __future__ import annotations
@@ -41,31 +41,26 @@ worker_ready.connect(ready)
 
 @signals.task_prerun.connect
 def on_prerun(task_id: str, **_: Any) -> None:
-    """Noted as a signal."""
     note(task_id, "task_prerun")
 
 
 @signals.task_postrun.connect
 def on_postrun(task_id: str, state: Any, **_: Any) -> None:
-    """Noted as a signal."""
     note(task_id, "task_postrun", state=state)
 
 
 @signals.task_retry.connect
 def on_retry(request: Any, reason: Any = None, **_: Any) -> None:
-    """Noted as a signal."""
     note(request.id, "task_retry", exc=getattr(reason, "exc", None))
 
 
 @signals.task_failure.connect
 def on_failure(task_id: str, exception: Any, **_: Any) -> None:
-    """Noted as a signal."""
     note(task_id, "task_failure", exc=exception)
 
 
 @signals.task_success.connect
 def on_success(sender: Any, result: Any, **_: Any) -> None:
-    """Noted as a signal."""
     note(sender.request.id, "task_success", result=result)
 
 
@@ -100,7 +95,6 @@ def played(self: Any, *steps: Any, key: str = "") -> Any:
 
 
 def task(name: str, body: Callable[..., Any] = played, **options: Any) -> Any:
-    """Make a task that plays its steps."""
     return app.task(body, bind=True, name=f"tests.support.trials.celery_app.{name}", shared=False, **options)
 
 
@@ -110,7 +104,7 @@ hooked = task("hooked", base=Hooked)
 SOON: dict[str, Any] = {"base": Hooked, "default_retry_delay": 0.1}
 auto = task("auto", autoretry_for=(Expected,), max_retries=2, **SOON)
 auto_all = task("auto_all", autoretry_for=(Exception,), dont_autoretry_for=(KeyError,), max_retries=2, **SOON)
-auto_short = task("auto_short", autoretry_for=(Exception,), max_retries=2, **SOON)  # a call's own limit stays on its task in Celery
+auto_short = task("auto_short", autoretry_for=(Exception,), max_retries=2, **SOON)  # Celery keeps a call's limit on the task
 auto_kwargs = task("auto_kwargs", autoretry_for=(Expected,), retry_kwargs={"max_retries": 1, "countdown": 0.2}, **SOON)
 auto_steady = task(
     "auto_steady",
@@ -139,25 +133,25 @@ early = task("early", base=Hooked, acks_late=False)
 @app.task(bind=True, name="tests.support.trials.celery_app.polling")
 @redeliver(wait=wait_fixed(0.1), stop=stop_after_attempt(2), retry=retry_if_result(lambda answer: answer == "not yet"))
 def polling(self: Any, *steps: Any) -> Any:
-    """Is delivered again while its result is refused."""
+    """Is delivered again while its result is `not yet`."""
     return played(self, *steps)
 
 
 @app.task(name="tests.support.trials.celery_app.errback")
 def errback(request: Any, exc: Any, traceback: Any) -> None:
-    """An error callback of the new kind: called in the worker, with the request."""
+    """A new-style error callback: called in the worker, with the request."""
     note(request.id, "errback", exc=exc, traceback=bool(traceback))
 
 
 @app.task(bind=True, name="tests.support.trials.celery_app.old_errback")
 def old_errback(self: Any, task_id: str) -> None:
-    """An error callback of the old kind: published, with the failed task's id."""
+    """An old-style error callback: published, with the failed task's id."""
     note(task_id, "old_errback", own=self.request.id != task_id)
 
 
 @app.task(bind=True, name="tests.support.trials.celery_app.add")
 def add(self: Any, x: Any, y: Any = 0, *, key: str = "", fails: int = 0, retries: int = 0, dies: str = "") -> Any:
-    """The sum; after so many failures, or so many retries of its own; or death, as a step of `play`."""
+    """The sum, after `fails` failures or `retries` retries; or a death, as a step of `play`."""
     request = self.request
     note(request.id, "run", key=key, task="add", args=[x, y], number=runs_of(request.id), group=bool(request.group))
     if runs_of(request.id) <= fails:
@@ -172,14 +166,14 @@ def add(self: Any, x: Any, y: Any = 0, *, key: str = "", fails: int = 0, retries
 
 @app.task(bind=True, name="tests.support.trials.celery_app.total")
 def total(self: Any, values: list[Any], *, key: str = "") -> Any:
-    """The sum of a list: a chord's body."""
+    """The body of a chord: a sum."""
     note(self.request.id, "run", key=key, task="total", args=sorted(values))
     return sum(values)
 
 
 @app.task(bind=True, name="tests.support.trials.celery_app.replaced")
 def replaced(self: Any, x: Any, *, by: str, key: str = "", fails: int = 0) -> Any:
-    """Replace this task: by another one, a chain, or a group."""
+    """Is replaced by a task, a chain or a group, after `fails` failures."""
     number = runs_of(self.request.id) + 1
     note(self.request.id, "run", key=key, task="replaced", args=[x, by])
     if number <= fails:
@@ -191,7 +185,7 @@ def replaced(self: Any, x: Any, *, by: str, key: str = "", fails: int = 0) -> An
 
 @app.task(bind=True, name="tests.support.trials.celery_app.adding")
 def adding(self: Any, x: Any, *, key: str = "", fails: int = 0) -> Any:
-    """Add a task to the chord that this one belongs to; before or after it has failed."""
+    """Add a task to its chord, after `fails` failures."""
     number = runs_of(self.request.id) + 1
     note(self.request.id, "run", key=key, task="adding", args=[x])
     if number <= fails:
@@ -203,6 +197,5 @@ def adding(self: Any, x: Any, *, key: str = "", fails: int = 0) -> Any:
 
 @app.task(bind=True, name="tests.support.trials.celery_app.linked")
 def linked(self: Any, value: Any = None, *, key: str = "") -> Any:
-    """A callback."""
     note(self.request.id, "run", key=key, task="linked", args=[value])
     return value

@@ -1,4 +1,4 @@
-"""Task and request classes of the trials: each of their hooks notes that it was called."""
+"""Task and request classes of the trials, whose hooks note that they were called."""
 
 from __future__ import annotations
 
@@ -20,19 +20,15 @@ class Hooked(Task):
     abstract = True
 
     def before_start(self, task_id: str, args: Any, kwargs: Any) -> None:
-        """Noted before each attempt."""
         note(task_id, "before_start", args=args, kwargs=kwargs, retries=self.request.retries)
 
     def on_success(self, retval: Any, task_id: str, args: Any, kwargs: Any) -> None:
-        """Noted after a success."""
         note(task_id, "on_success", retval=retval, args=args, kwargs=kwargs, retries=self.request.retries)
 
     def on_retry(self, exc: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
-        """Noted when it is to run again."""
         note(task_id, "on_retry", exc=exc, args=args, kwargs=kwargs, einfo=type(einfo).__name__, retries=self.request.retries)
 
     def on_failure(self, exc: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
-        """Noted at its end by a failure."""
         note(task_id, "on_failure", exc=exc, args=args, kwargs=kwargs, einfo=type(einfo).__name__, retries=self.request.retries)
 
     def after_return(  # noqa: PLR0917 - Celery's signature
@@ -44,13 +40,12 @@ class Hooked(Task):
         kwargs: Any,
         einfo: Any,
     ) -> None:
-        """Noted at its end."""
         facts = {"status": status, "retval": retval, "einfo": type(einfo).__name__}
         note(task_id, "after_return", **facts, args=args, kwargs=kwargs, retries=self.request.retries)
 
 
 class Raising(Hooked):
-    """Its hooks raise: the one that the message's `key` names."""
+    """The hook that the message's `key` names raises."""
 
     abstract = True
 
@@ -66,22 +61,18 @@ class Raising(Hooked):
             raise RuntimeError(message)
 
     def before_start(self, task_id: str, args: Any, kwargs: Any) -> None:
-        """Noted, and perhaps raises."""
         super().before_start(task_id, args, kwargs)
         self._raise("before_start", kwargs)
 
     def on_success(self, retval: Any, task_id: str, args: Any, kwargs: Any) -> None:
-        """Noted, and perhaps raises."""
         super().on_success(retval, task_id, args, kwargs)
         self._raise("on_success", kwargs)
 
     def on_retry(self, exc: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
-        """Noted, and perhaps raises."""
         super().on_retry(exc, task_id, args, kwargs, einfo)
         self._raise("on_retry", kwargs)
 
     def on_failure(self, exc: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
-        """Noted, and perhaps raises."""
         super().on_failure(exc, task_id, args, kwargs, einfo)
         self._raise("on_failure", kwargs)
 
@@ -94,18 +85,16 @@ class Raising(Hooked):
         kwargs: Any,
         einfo: Any,
     ) -> None:
-        """Noted, and perhaps raises."""
         super().after_return(status, retval, task_id, args, kwargs, einfo)
         self._raise("after_return", kwargs)
 
 
 class Calling(Hooked):
-    """Runs its task inside something of its own, as Flask's extensions do."""
+    """Wraps the run of its task, as Flask's extensions do."""
 
     abstract = True
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Noted around each run."""
         note(self.request.id, "called", retries=self.request.retries)
         try:
             return self.run(*args, **kwargs)
@@ -114,45 +103,38 @@ class Calling(Hooked):
 
 
 class Asking(Hooked):
-    """Decides itself after how long it runs again."""
+    """Overrides the countdown of retries."""
 
     abstract = True
 
     def retry(self, *args: Any, **options: Any) -> Any:
-        """Noted."""
         note(self.request.id, "retry", retries=self.request.retries)
         return super().retry(*args, **{**options, "countdown": 0.2})
 
 
 class Noting(Request):
-    """A request class of the application's own."""
+    """A request class of an application."""
 
     def on_accepted(self, pid: int, time_accepted: float) -> None:
-        """Noted."""
         note(self.id, "request.on_accepted")
         super().on_accepted(pid, time_accepted)
 
     def on_timeout(self, soft: bool, timeout: float) -> None:
-        """Noted."""
         note(self.id, "request.on_timeout", soft=soft, timeout=timeout)
         super().on_timeout(soft, timeout)
 
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> None:
-        """Noted."""
         note(self.id, "request.on_failure", return_ok=return_ok)
         super().on_failure(exc_info, send_failed_event, return_ok)
 
     def on_retry(self, exc_info: Any) -> None:
-        """Noted."""
         note(self.id, "request.on_retry")
         super().on_retry(exc_info)
 
     def acknowledge(self) -> None:
-        """Noted."""
         note(self.id, "request.acknowledge")
         super().acknowledge()
 
     def reject(self, requeue: bool = False) -> None:
-        """Noted."""
         note(self.id, "request.reject", requeue=requeue)
         super().reject(requeue)

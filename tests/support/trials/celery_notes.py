@@ -1,4 +1,4 @@
-"""What the tasks of the trials note, line by line, in a file that the tests read."""
+"""The notes of the trials' tasks, in a file that the tests read."""
 
 from __future__ import annotations
 
@@ -17,6 +17,6 @@ def note(task_id: str, what: str, **facts: Any) -> None:
 
 
 def runs_of(task_id: str) -> int:
-    """How often this task has begun to run."""
+    """The number of runs of this task."""
     lines = Path(os.environ["SHOP_RUNS"]).read_text("utf-8").splitlines()
     return sum(1 for line in lines if f'"id": "{task_id}"' in line and '"what": "run"' in line)

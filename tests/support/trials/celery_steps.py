@@ -1,4 +1,4 @@
-"""What a task of the trials may do in one attempt: return, raise, retry, be replaced, or die."""
+"""The steps of the trials' tasks: return, raise, retry, be replaced, or die."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Unpicklable(Exception):
 
 
 class Unbuildable(Exception):
-    """Can be pickled, and cannot be built again: its `__init__` wants another number of arguments."""
+    """Can be pickled, but not unpickled: its `__init__` needs other arguments."""
 
     def __init__(self, one: str, two: str = "", *, three: str) -> None:
         super().__init__(one)
@@ -39,7 +39,7 @@ class Unbuildable(Exception):
 
 
 class Frozen(Exception):
-    """Refuses attributes in its own way, as a model of another library does."""
+    """Refuses attributes with `TypeError`, as models of some libraries do."""
 
     def __setattr__(self, name: str, value: object) -> None:
         message = f"{name} cannot be set"
@@ -47,7 +47,7 @@ class Frozen(Exception):
 
 
 class Unshowable(Exception):
-    """Answers for any attribute with an error that is no `AttributeError`, so that nothing can format it."""
+    """Raises `KeyError` for any attribute, so that it cannot be formatted."""
 
     def __getattr__(self, name: str) -> Any:
         raise KeyError(name)
@@ -57,7 +57,7 @@ class Expected(Exception):
     """An ordinary failure of the tests."""
 
 
-#: Seconds after which a gate that nobody opens ends its task: as long as a test may take.
+#: Seconds after which a task gives up at a closed gate: the timeout of a test.
 MAX_WAIT = 300.0
 WHY, IN_FLIGHT = "rejected by the task", "in flight"
 EXCEPTIONS: dict[str, Callable[[str], BaseException]] = {
@@ -78,26 +78,23 @@ EXCEPTIONS: dict[str, Callable[[str], BaseException]] = {
 
 
 def perform(task: Any, verb: str, options: dict[str, Any]) -> Any:
-    """Carry one step out."""
     step = globals().get(f"step_{verb}")
     assert step is not None, verb
     return step(task, **options)
 
 
 def step_ok(_: Any, value: Any = None) -> Any:
-    """Succeed with a value."""
     return value
 
 
 def step_fail(_: Any, kind: str = "runtime", message: str = "no") -> None:
-    """Raise an exception."""
     raise EXCEPTIONS[kind](message)
 
 
 def step_retry(
     task: Any, exc: str | None = None, during: str | None = None, in_seconds: float | None = None, odd: bool = False, **options: Any
 ) -> Any:
-    """Call `self.retry`: with an exception, while one is being handled, with an ETA, or with what cannot be serialised."""
+    """Call `self.retry`: with an exception, while handling one, with an ETA, or with arguments that cannot be serialised."""
     if exc is not None:
         options["exc"] = EXCEPTIONS[exc]("asked to retry")
     if in_seconds is not None:
@@ -117,7 +114,7 @@ def step_retry(
 
 
 def step_raise_retry(task: Any, in_seconds: float | None = None, called: bool = False, **options: Any) -> None:
-    """Raise `Retry` without `self.retry`; or call a task as a function, whose `self.retry` then raises one."""
+    """Raise `Retry` without `self.retry`, or call a task as a function whose `self.retry` raises it."""
     if called:
         task.app.tasks["tests.support.trials.celery_app.add"](1, retries=1)
     if in_seconds is not None:
@@ -127,17 +124,15 @@ def step_raise_retry(task: Any, in_seconds: float | None = None, called: bool = 
 
 
 def step_reject(_: Any, *, requeue: bool = False) -> None:
-    """Raise `Reject`."""
     raise Reject(WHY, requeue=requeue)
 
 
 def step_ignore(_: Any) -> None:
-    """Raise `Ignore`."""
     raise Ignore
 
 
 def step_nap(_: Any, seconds: float, value: Any = None, late: Any = None) -> Any:
-    """Take a while; with `late`, end well where the soft time limit ends it."""
+    """Take a while. With `late`, return it at the soft time limit."""
     try:
         time.sleep(seconds)
     except SoftTimeLimitExceeded:
@@ -148,43 +143,41 @@ def step_nap(_: Any, seconds: float, value: Any = None, late: Any = None) -> Any
 
 
 def step_wait(_: Any, gate: str, value: Any = None) -> Any:
-    """Wait until the gate, a file beside the notes, is there. Raises `TimeoutError` where no test opens it."""
+    """Wait until the gate, a file next to the notes, exists. Raises `TimeoutError` after `MAX_WAIT`."""
     deadline = time.monotonic() + MAX_WAIT
     while not Path(os.environ["SHOP_RUNS"]).with_name(f"gate-{gate}").exists():
         if time.monotonic() > deadline:
-            msg = f"nobody has opened the gate {gate!r}"
+            msg = f"no test has opened the gate {gate!r}"
             raise TimeoutError(msg)
-        time.sleep(0.02)  # another process's doing can only be looked for
+        time.sleep(0.02)  # another process can only be polled
     return value
 
 
 def step_kill(_: Any) -> None:
-    """Kill this process."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def step_replace(task: Any, sig: Any) -> Any:
-    """Replace this task."""
     return task.replace(task.app.signature(sig))
 
 
 def step_add_to_chord(task: Any, sig: Any, value: Any = None) -> Any:
-    """Add a task to the chord that this one belongs to."""
+    """Add a task to its chord."""
     task.add_to_chord(task.app.signature(sig))
     return value
 
 
 def step_forward(task: Any) -> None:
-    """Publish another task with this one's headers."""
+    """Publish another task with the headers of this task."""
     child = task.app.tasks["tests.support.trials.celery_app.play"].apply_async([["ok", {}]], headers=task.request.headers)
     note(task.request.id, "forwarded", child=child.id)
 
 
 def step_big(_: Any, size: int) -> str:
-    """Return so many characters."""
+    """Return `size` characters."""
     return "x" * size
 
 
 def step_object(_: Any) -> Any:
-    """Return what no serializer of the tests can write."""
+    """Return a value that no serializer can encode."""
     return object()

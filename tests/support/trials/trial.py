@@ -1,7 +1,7 @@
-"""Trials: one story played on a plain Celery worker and on ours, so that what both show can be compared.
+"""Trials: play one story on a plain Celery worker and on a worker with redelivery, and compare the notes of both.
 
-The workers of one kind (with or without a result backend, on one pool) are started once for all the modules that use them. A test
-tells its story by task ids of its own, and leaves the workers alive.
+The workers of one kind (a pool, with or without a result backend) are started once for all modules that use them. A test uses its
+own task ids, and leaves the workers running.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["KINDS", "QUEUES", "Side", "Story", "Trial", "answer", "kind", "missing", "opened", "step"]
 
-#: What the queues of a trial are for: `celery` has ten attempts, `thrice` three, `once` one, and `unkept` one and no letters.
+#: The queues of a trial: `celery` has ten attempts, `thrice` three, `once` one, and `unkept` one without dead letters.
 QUEUES = ("celery", "once", "thrice", "unkept", "other")
 POLICIES: dict[str, dict[str, Any]] = {
     "#": {"redelivery_delay": 0.1, "redelivery_delay_multiplier": 1, "redelivery_collision_avoidance_factor": 0},
@@ -42,7 +42,7 @@ def step(verb: str, **options: Any) -> list[Any]:
 
 
 def answer(side: Side, command: str, arguments: dict[str, Any]) -> Any:
-    """What the side's worker answers to a command of remote control."""
+    """The answer of the side's worker to a remote-control command."""
     replies = side.app.control.broadcast(command, arguments=arguments, reply=True, timeout=60, destination=["w0@shop"])
     assert replies, f"no answer to {command}"
     return replies[0]["w0@shop"]
@@ -50,7 +50,7 @@ def answer(side: Side, command: str, arguments: dict[str, Any]) -> Any:
 
 @dataclass
 class Side(Shop):
-    """One broker with one worker: ours or a plain one."""
+    """One broker with one worker, with redelivery or plain."""
 
     module: str = "tests.support.trials.celery_app"
 
@@ -59,18 +59,18 @@ class Side(Shop):
         return self.app.signature(f"{self.module}.{task}", args=steps, kwargs=options.pop("kwargs", None), **options)
 
     def play(self, *steps: Any, task: str = "play", queue: str = "celery", **options: Any) -> str:
-        """Publish a task with these steps; its id."""
+        """Publish a task with these steps. Returns its id."""
         return self.send(task, *steps, queue=queue, **options)
 
     def runs(self, task_id: str | None = None) -> list[dict[str, Any]]:
-        """What was noted, without a line that is being written."""
+        """The notes, without an incomplete last line."""
         path = self.folder / "runs"
         text = path.read_text("utf-8").rpartition("\n")[0] if path.exists() else ""
         lines = [json.loads(line) for line in text.splitlines() if task_id is None or task_id in line]
         return [line for line in lines if task_id is None or line["id"] == task_id]
 
     def notes(self, task_id: str, *what: str) -> list[dict[str, Any]]:
-        """What was noted of a task, without what differs from run to run."""
+        """The notes of a task, without variable fields."""
         return [
             {key: value for key, value in line.items() if key not in {"id", "at", "pid"}}
             for line in self.runs(task_id)
@@ -78,14 +78,14 @@ class Side(Shop):
         ]
 
     def counts(self, task_id: str) -> dict[str, int]:
-        """How often each thing was noted of a task."""
+        """The numbers of a task's notes, by kind."""
         found: dict[str, int] = {}
         for line in self.runs(task_id):
             found[line["what"]] = found.get(line["what"], 0) + 1
         return found
 
     def noted(self, task_id: str, what: str, times: int = 1) -> list[dict[str, Any]]:
-        """Wait until this was noted of a task so often."""
+        """Wait until a task has `times` notes of this kind."""
         noted: list[dict[str, Any]] = until(
             lambda: found if len(found := self.notes(task_id, what)) >= times else None,
             what=f"{what} of {task_id}",
@@ -93,11 +93,10 @@ class Side(Shop):
         return noted
 
     def keyed(self, key: str) -> list[dict[str, Any]]:
-        """The runs of all the tasks that carry this key."""
+        """The runs of all tasks with this key."""
         return [line for line in self.runs() if line.get("key") == key]
 
     def result(self, task_id: str) -> Any:
-        """The task's `AsyncResult`."""
         return self.app.AsyncResult(task_id)
 
     def state(self, task_id: str, *states: str) -> str:
@@ -107,7 +106,7 @@ class Side(Shop):
 
 @dataclass
 class Trial:
-    """The two sides of a comparison."""
+    """The two sides of a comparison: with redelivery (`ours`) and plain."""
 
     ours: Side
     plain: Side
@@ -117,17 +116,16 @@ class Trial:
 
     @property
     def sides(self) -> tuple[Side, Side]:
-        """Both sides, plain Celery first: ours is compared with it."""
+        """Both sides, plain Celery first."""
         return self.plain, self.ours
 
     def tell(self, *steps: Any, **options: Any) -> Story:
-        """Publish one story on both sides."""
         return Story(self, tuple(side.play(*steps, **options) for side in self.sides), steps, options)
 
 
 @dataclass
 class Story:
-    """One task, played on both sides."""
+    """One task on both sides."""
 
     trial: Trial
     ids: tuple[str, ...]
@@ -136,7 +134,7 @@ class Story:
 
     @property
     def id(self) -> str:
-        """The task's id on our side."""
+        """The task's id on the side with redelivery."""
         return self.ids[1]
 
     def matches(
@@ -147,10 +145,10 @@ class Story:
         ready: bool = True,
         but: tuple[str, ...] = (),
     ) -> list[dict[str, Any]]:
-        """Wait until both have been told to the end, assert that the same was noted, and give it, in plain Celery's order.
+        """Wait for the end on both sides, and assert that their notes are the same. Returns them in plain Celery's order.
 
-        The end is when `what` was noted `runs` times (by default once for each step), and, where there is a result backend and the
-        task is to be `ready`, when its result is there. What is named in `but` is not compared.
+        At the end `what` was noted `runs` times (by default once for each step), and with a result backend and `ready` there is a
+        result. Kinds of notes in `but` are not compared.
         """
         times = len(self.steps) if runs is None else runs
         if self.trial.backend and ready:
@@ -161,10 +159,10 @@ class Story:
             seen.append([_without_redelivered(line) for line in side.notes(task_id) if line["what"] not in but])
             if self.trial.backend and ready:
                 result = side.result(task_id)
-                until(result.ready, what=f"the result of {task_id} on {side}")  # asked for, so that no notice can be missed
+                until(result.ready, what=f"the result of {task_id} on {side}")  # polled, so that no notification can be missed
                 results.append((repr(result.get(timeout=60, propagate=False)).replace(task_id, "ID"), result.state))
         plain, ours = json.loads(json.dumps(seen).replace(self.ids[0], "ID").replace(self.ids[1], "ID"))
-        # A run that follows at once may begin before the hooks of the one before it have ended: the order is not compared.
+        # The next run may begin before the last hooks of a run have ended, so the order is not compared.
         assert sorted(map(str, ours)) == sorted(map(str, plain)), _difference(ours, plain)
         assert results[1:] == results[:1], f"ours, plain: {results[::-1]}"
         return list(plain)
@@ -172,8 +170,8 @@ class Story:
     def _play_again_while_overtaken(self, what: str, times: int) -> None:
         """Play the plain side again if a late RETRY has overwritten its end.
 
-        Celery publishes a retry, and then writes RETRY into the result. If the next run fails for good in another process before
-        that, RETRY overwrites its FAILURE, and the result is never ready. Our side does not have this race, and is played once.
+        Celery publishes a retry before it writes RETRY into the result. If the next run fails for good before that, RETRY
+        overwrites its FAILURE, and the result is never ready. The side with redelivery does not have this race.
         """
         plain, ours = self.trial.plain, self.ids[1]
         for _ in range(5):
@@ -186,13 +184,13 @@ class Story:
 
 
 def _without_redelivered(line: dict[str, Any]) -> dict[str, Any]:
-    """Leave out `redelivered`: we set it for every redelivery, Celery only for messages that returned to their queue."""
+    """Leave out `redelivered`: redelivery sets it for each redelivery, Celery only for messages that returned to their queue."""
     headers = {key: value for key, value in line.get("headers", {}).items() if key != "redelivered"}
     return {key: headers if key == "headers" else value for key, value in line.items() if key != "redelivered"}
 
 
 def _difference(ours: list[Any], plain: list[Any]) -> str:
-    """The notes that only one side has; pytest gives assertions outside test modules no text of their own."""
+    """The notes that only one side has, for an assertion: pytest does not explain assertions outside of test modules."""
     lines = [f"ours:  {line}" for line in ours if line not in plain] + [f"plain: {line}" for line in plain if line not in ours]
     return "\n".join([f"{len(ours)} notes by ours, {len(plain)} by plain Celery", *lines])
 
@@ -200,7 +198,7 @@ def _difference(ours: list[Any], plain: list[Any]) -> str:
 def opened(
     folder: Path, *, backend: bool, pool: str, plain: bool, words: tuple[str, ...] = (), settings: dict[str, Any] | None = None
 ) -> Side:
-    """A broker and a worker of one side, in a folder of its own."""
+    """Start the broker and the worker of one side in a new folder."""
     folder.mkdir()
     server = Server(folder, binaries()["valkey"]).start()
     side = Side(
@@ -213,7 +211,7 @@ def opened(
     )
     try:
         side.start("-Q", ",".join(QUEUES), *words, pool=pool)
-        # On greenlets its mailbox opens after it is ready.
+        # On greenlets the mailbox opens later than `worker_ready`.
         until(lambda: side.app.control.ping(destination=["w0@shop"], timeout=1), what="the worker to answer")
     except BaseException:
         side.stop()
@@ -223,16 +221,16 @@ def opened(
 
 
 def missing(pool: str) -> str:
-    """Why a worker with this pool is not available here; empty if it is."""
+    """The reason why this pool is not available; empty if it is."""
     return f"{pool} is not installed" if pool in {"gevent", "eventlet"} and find_spec(pool) is None else ""
 
 
 def kind(*, backend: bool, pool: str) -> Any:
-    """A fixture parameter: all tests with it run in one process of the test run, and share its workers."""
+    """A fixture parameter whose tests all run in one process, and share its workers."""
     name = f"{'backend' if backend else 'no-backend'}-{pool}"
     marks = [
         pytest.mark.xdist_group(f"trial-{name}"),
-        pytest.mark.skipif(bool(missing(pool)), reason=missing(pool) or "it is there"),
+        pytest.mark.skipif(bool(missing(pool)), reason=missing(pool) or "available"),
     ]
     if not (backend and pool == "prefork"):
         marks.append(FULL)
@@ -257,7 +255,7 @@ STORED = tuple(each for each in KINDS if each.values[0][0])
 
 
 class Trials:
-    """The trials of one test run's process, each opened when it is first asked for."""
+    """The trials of one process of the test run, each opened at its first use."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -265,7 +263,7 @@ class Trials:
         self._numbers = itertools.count()
 
     def of(self, *, backend: bool, pool: str) -> Trial:
-        """The trial of this kind, with two living workers."""
+        """The trial of this kind, with two running workers."""
         key = backend, pool
         if key not in self.open:
             plain, ours = (
@@ -288,7 +286,6 @@ class Trials:
 
 @pytest.fixture(scope="session")
 def trials() -> Iterator[Trials]:
-    """All trials."""
     with tempfile.TemporaryDirectory(prefix="rd-", ignore_cleanup_errors=True) as name:
         trials = Trials(Path(name))
         yield trials
@@ -297,7 +294,6 @@ def trials() -> Iterator[Trials]:
 
 @pytest.fixture(params=KINDS)
 def trial(request: pytest.FixtureRequest, trials: Trials) -> Trial:
-    """Both workers, of each kind."""
     backend, pool = request.param
     return trials.of(backend=backend, pool=pool)
 
@@ -311,6 +307,6 @@ def stored(request: pytest.FixtureRequest, trials: Trials) -> Trial:
 
 @pytest.fixture(params=[PREFORK])
 def forked(request: pytest.FixtureRequest, trials: Trials) -> Trial:
-    """Both workers, with a result backend, on prefork only: for tests whose result does not depend on the pool."""
+    """Both workers on prefork, with a result backend, for tests that do not depend on the pool."""
     backend, pool = request.param
     return trials.of(backend=backend, pool=pool)

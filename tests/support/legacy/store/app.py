@@ -1,6 +1,6 @@
 """The app: Django's settings, the table, the Celery app and its base classes.
 
-With STORE_REDELIVERY set, two lines are added; nothing else in this folder differs.
+STORE_REDELIVERY adds two lines. Nothing else in this folder differs.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ if os.environ.get("STORE_REDELIVERY"):
 
 
 class Audited(DjangoTask):
-    """Writes down what happens to its tasks."""
+    """Records what happens to its tasks."""
 
     abstract = True
 
@@ -56,16 +56,14 @@ class Audited(DjangoTask):
         Line.objects.create(task=self.name, task_id=self.request.id or "", what=what)
 
     def on_success(self, retval: Any, task_id: str, args: Any, kwargs: Any) -> None:  # noqa: ARG002 - Celery's signature
-        """It went well."""
         self.write("success")
 
     def on_failure(self, exc: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:  # noqa: ARG002 - as above
-        """It did not."""
         self.write(f"failure {type(exc).__name__}")
 
 
 class Connected(Task):
-    """Opens what its tasks need before each, and closes it after; answers a shop that is shut with a word."""
+    """Opens a connection for each task, and closes it. Turns a `PermissionError` into a result."""
 
     abstract = True
     connection: str | None = None
@@ -82,7 +80,7 @@ class Connected(Task):
 
 
 class Counting(Audited):
-    """Counts on its instance, as tasks of one process may."""
+    """Counts the runs on its instance."""
 
     abstract = True
 
@@ -90,5 +88,4 @@ class Counting(Audited):
         self.calls = 0
 
     def before_start(self, task_id: str, args: Any, kwargs: Any) -> None:  # noqa: ARG002 - Celery's signature
-        """Count."""
         self.calls += 1

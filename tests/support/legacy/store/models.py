@@ -40,7 +40,7 @@ class Line(models.Model):
 
 
 def create_tables() -> None:
-    """Make both, in an empty database."""
+    """Make both tables in an empty database."""
     with connection.schema_editor() as editor:
         editor.create_model(Order)
         editor.create_model(Line)

@@ -1,4 +1,4 @@
-"""Its 24 tasks."""
+"""The 24 tasks of the application."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from store.models import Order
 
 
 class OutOfStockError(Exception):
-    """There is none left."""
+    """The item is sold out."""
 
 
 class BankError(Exception):
@@ -23,7 +23,7 @@ class BankError(Exception):
 
 
 def tries(name: str) -> int:
-    """How often this was asked; over all processes."""
+    """Count a call, over all processes."""
     path = Path(os.environ["STORE_FOLDER"], f"tries-{name}")
     with path.open("a") as file:
         file.write("x")
@@ -32,38 +32,32 @@ def tries(name: str) -> int:
 
 @shared_task
 def price(item: str, count: int = 1) -> int:
-    """What it costs."""
     return len(item) * count
 
 
 @shared_task
 def add(a: int, b: int) -> int:
-    """Two prices."""
     return a + b
 
 
 @shared_task
 def total(prices: list[int]) -> int:
-    """All prices."""
     return sum(prices)
 
 
 @shared_task
 def discount(amount: int, percent: int) -> int:
-    """Less."""
     return amount * (100 - percent) // 100
 
 
 @shared_task(bind=True, base=Audited)
 def place(self: Any, item: str, count: int = 1) -> int:
-    """An order; its number."""
     self.write("placing")
     return int(Order.objects.create(item=item, count=count).pk)
 
 
 @shared_task(base=Audited)
 def pay(order_id: int) -> str:
-    """Paid."""
     Order.objects.filter(pk=order_id).update(status="paid")
     return "paid"
 
@@ -77,13 +71,12 @@ def refuse(order_id: int) -> None:
 
 @shared_task
 def status(order_id: int) -> str:
-    """How an order is."""
     return str(Order.objects.get(pk=order_id).status)
 
 
 @shared_task(bind=True, max_retries=3, default_retry_delay=0.05)
 def ask_bank(self: Any, name: str, answers_at: int) -> int:
-    """Asks again by itself; the number of the answer."""
+    """Retries by itself. Returns the number of the try."""
     count = tries(name)
     if count < answers_at:
         raise self.retry(exc=BankError(f"try {count}"))
@@ -92,7 +85,7 @@ def ask_bank(self: Any, name: str, answers_at: int) -> int:
 
 @shared_task(autoretry_for=(BankError,), max_retries=2, retry_backoff=False, default_retry_delay=0.05)
 def ask_bank_kindly(name: str, answers_at: int) -> int:
-    """Is asked again by Celery."""
+    """Is retried by Celery."""
     count = tries(name)
     if count < answers_at:
         message = f"try {count}"
@@ -102,13 +95,13 @@ def ask_bank_kindly(name: str, answers_at: int) -> int:
 
 @shared_task(bind=True, max_retries=1, default_retry_delay=0.05)
 def give_up(self: Any) -> None:
-    """Retries without an exception of its own."""
+    """Retries without an exception."""
     raise self.retry()
 
 
 @shared_task(bind=True, max_retries=2)
 def fall_back(self: Any, name: str) -> str:
-    """Knows what to do when the retries are used up."""
+    """Has a result when the retries are used up."""
     try:
         raise self.retry(countdown=0.05)
     except MaxRetriesExceededError:
@@ -134,13 +127,13 @@ def connected(self: Any, *, is_shut: bool = False) -> str | None:
 
 @shared_task(bind=True, base=Counting)
 def counted(self: Any) -> int:
-    """How often this process ran it: at least once."""
+    """The number of runs in this process."""
     return int(self.calls)
 
 
 @shared_task(bind=True)
 def mail(self: Any, to: str) -> str:
-    """Goes to a queue of its own."""
+    """Is routed to its own queue."""
     return f"{to} by {self.request.delivery_info['routing_key']}"
 
 
@@ -160,7 +153,7 @@ def ignore(self: Any) -> None:
 
 @shared_task(soft_time_limit=1)
 def patient() -> str:
-    """Is told when its time is up."""
+    """Catches its soft time limit."""
     try:
         time.sleep(60)
     except SoftTimeLimitExceeded:
@@ -170,32 +163,32 @@ def patient() -> str:
 
 @shared_task(bind=True)
 def progress(self: Any) -> str:
-    """Says how far it is."""
+    """Reports its progress."""
     self.update_state(state="PROGRESS", meta={"done": 50})
     return str(self.request.id)
 
 
 @shared_task(bind=True)
 def expand(self: Any, items: list[str]) -> Any:
-    """Is replaced by a group of others and their sum."""
+    """Is replaced by a group of tasks and their sum."""
     return self.replace(chain(group(price.s(item) for item in items), total.s()))
 
 
 @app.task(bind=True)
 def headers(self: Any) -> dict[str, Any]:
-    """What came with it."""
+    """The headers of the message."""
     return {"tenant": self.request.headers.get("tenant") if self.request.headers else None, "root": self.request.root_id}
 
 
 @app.task(throws=(OutOfStockError,))
 def expected_failure() -> None:
-    """Fails as foreseen."""
+    """Raises an expected exception."""
     message = "sold out"
     raise OutOfStockError(message)
 
 
 @app.task(bind=True)
 def tell(self: Any, *parts: Any) -> str:
-    """A callback: writes what it was told into a file named after the task it belongs to."""
+    """A callback: writes its arguments to a file."""
     Path(os.environ["STORE_FOLDER"], "told").open("a").write(f"{self.request.root_id} {parts[-1] if parts else ''}\n")  # noqa: SIM115 - one line
     return "told"
