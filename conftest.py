@@ -1,4 +1,4 @@
-"""The lanes of tests, for every folder that has tests."""
+"""The hooks of the two lanes of tests, for every folder with tests."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Benchmarks: what redelivery costs and what it gives, as ratios against the peer in the same run."""
+"""Benchmarks: costs and benefits of redelivery, as ratios to a peer in the same run."""

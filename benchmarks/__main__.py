@@ -1,4 +1,4 @@
-"""Runs the comparisons, with their sides in turns, and prints medians and the spread of the paired ratios.
+"""Runs comparisons, with their sides in turns, and prints medians and the spread of the paired ratios.
 
 The results go to `results/<name>.json`, the plots to `plots/`, and the table into `README.md`, all in the output folder (by default
 this one). Exit codes: 0 measured, 1 a measurement failed (the others still run), 2 usage.
@@ -28,7 +28,7 @@ HERE = Path(__file__).resolve().parent
 
 def main(words: list[str] | None = None) -> int:
     """The command line."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the running measurement is ended too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the running measurement is ended, too
     parser = _parser()
     given = parser.parse_args(words)
     try:

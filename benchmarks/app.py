@@ -39,7 +39,7 @@ def ready(**_: Any) -> None:
 
 
 def failed(**_: Any) -> None:
-    """Report that a task has failed for good: append one byte to a file."""
+    """Report that a task has finally failed: append one byte to a file."""
     descriptor = os.open(os.environ["BENCH_FAILED"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.write(descriptor, b".")
     os.close(descriptor)
@@ -62,13 +62,13 @@ def answer() -> int:
 
 @app.task(ignore_result=True, autoretry_for=(RuntimeError,), retry_kwargs={"countdown": 1, "max_retries": 4})
 def autoretried() -> None:
-    """Fails; Celery retries it four times, a second apart."""
+    """Fails. Celery retries it four times, a second apart."""
     raise RuntimeError
 
 
 @app.task(ignore_result=True)
 def failing() -> None:
-    """Fails; the policy gives it five attempts, a second apart."""
+    """Fails. The policy gives it five attempts, a second apart."""
     raise RuntimeError
 
 
@@ -87,7 +87,7 @@ def mark(number: int, path: str, seconds: float) -> None:
 
 @app.task(ignore_result=True)
 def held(path: str) -> None:
-    """Notes that it has begun; the first time it does not end."""
+    """Notes that it has begun. The first run does not end."""
     is_first = not Path(path).exists()
     _note(path, "begun")
     if is_first:

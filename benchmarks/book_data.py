@@ -1,4 +1,4 @@
-"""Outcome events and inventories for the benchmarks of the books: written once for each size, and kept in `.cache/books`.
+"""Outcome events and inventories for the benchmarks of the books, written once for each size to `.cache/books`.
 
 The lives are ordinary: most succeed at once, one in ten after a redelivery, one in a hundred dies and is in its dead-letter queue.
 """
@@ -25,13 +25,13 @@ NOON = 1_769_860_800_000
 EVENTS_PER_LIFE = 2.1
 #: Lives that are sorted and written at once: ten million events.
 LIVES_AT_ONCE = 4_761_905
-#: The number of the life in each hundred that may be published earlier than the others, and of how many lives one then stays open.
+#: In each hundred, the number of the life that may be published earlier. One life in `STAY_OPEN` then stays open.
 CARRIED = 51
 STAY_OPEN = 5000
 
 
 def ordinary(spark: SparkSession, events: int) -> Path:
-    """The folder with so many events (`outcomes`) and their `inventory`."""
+    """A folder with `events` events (`outcomes`) and their `inventory`."""
     lives = range(round(events / EVENTS_PER_LIFE))
 
     def written(folder: Path) -> None:
@@ -43,7 +43,7 @@ def ordinary(spark: SparkSession, events: int) -> Path:
 
 
 def kept(name: str, written: Callable[[Path], None]) -> Path:
-    """The folder of this name; if there is none, it is `written` first."""
+    """The folder of this name. If it does not exist, `written` writes it."""
     folder = ROOT / ".cache" / "books" / name
     if not folder.exists():
         unfinished = folder.with_name(f".{name}")
@@ -56,12 +56,12 @@ def kept(name: str, written: Callable[[Path], None]) -> Path:
 
 
 def write(table: DataFrame, place: Path) -> None:
-    """Write a table as Parquet, beside the files that are there already."""
+    """Append a table to a folder, as Parquet."""
     table.write.mode("append").parquet(str(place))
 
 
 def _lives(spark: SparkSession, lives: range) -> DataFrame:
-    """The columns that the events and the inventory of a life have in common."""
+    """The common columns of a life's events and inventory."""
     task_id = F.regexp_replace(F.md5(F.col("id").cast("string")), "(.{8})(.{4})(.{4})(.{4})(.{12})", "$1-$2-$3-$4-$5")
     return spark.range(lives.start, lives.stop, numPartitions=4).withColumns(
         {
@@ -79,7 +79,7 @@ def _lives(spark: SparkSession, lives: range) -> DataFrame:
 
 
 def events_of(spark: SparkSession, lives: range, *, carried_ms: int = 0) -> DataFrame:
-    """Events in the order in which a broker records them; some lives were published `carried_ms` earlier."""
+    """Events in the order of a broker. Some lives are published `carried_ms` earlier."""
     is_again, is_dead, is_carried = F.col("id") % 10 == 0, F.col("is_dead"), F.col("is_carried")
 
     def step(number: int, outcome: Any, **more: Any) -> Any:
@@ -102,7 +102,7 @@ def events_of(spark: SparkSession, lives: range, *, carried_ms: int = 0) -> Data
 
 
 def inventory_of(spark: SparkSession, lives: range, *, carried: bool = False, before: bool = False) -> DataFrame:
-    """The dead letters an hour after the last end, with `carried` also the open lives; with `before`, the lives carried over."""
+    """The dead letters an hour after the last end; `carried` adds the open lives; `before` takes only the lives carried over."""
     is_dead, stays_open = F.col("is_dead"), F.col("stays_open")
     held = F.col("is_carried") if before else is_dead | stays_open if carried else is_dead
     place, seen_ms = F.when(is_dead, "dead_letter").otherwise("queue"), NOON - 1 if before else NOON + lives.stop + 3_600_000

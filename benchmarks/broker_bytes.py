@@ -1,4 +1,4 @@
-"""The broker's memory for a task that waits in its queue, for a task that has run, and for one outcome event."""
+"""The broker's memory for a waiting task, for a task that has run, and for an outcome event."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ __all__ = ["broker_bytes"]
 
 
 def broker_bytes(name: str, *, tasks: int) -> dict[str, Figure]:
-    """Publish so many tasks, read the broker's memory, run them, read it again.
+    """Publish `tasks` tasks, read the broker's memory, run them, read it again.
 
-    `waiting` counts message, queue and record of a task in its queue; `left` what is left of it when it has succeeded: its events,
-    until they are exported. `event` is the outcome log's memory for each of its events.
+    `waiting` is the memory of a task's message, queue and record. `left` is that of a task that has succeeded: its events, until
+    they are exported. `event` is that of one event in the outcome log.
     """
     with side(name) as here:
         send = here.sender("noop")
         send()
-        with here.worker():  # a first worker leaves scripts and client names for good: they are no cost of a task
+        with here.worker():  # a first worker leaves scripts and client names, which are not a cost of tasks
             here.wait_until_empty()
         before, recorded = _used(here.client), int(here.client.xlen(Keys().outcomes))
         for _ in range(tasks):
@@ -42,7 +42,7 @@ def broker_bytes(name: str, *, tasks: int) -> dict[str, Figure]:
 
 
 def _used(client: Any) -> int:
-    """Bytes that the broker holds, once the worker's connections are gone."""
+    """The bytes that the broker uses after the worker's connections are closed."""
     deadline = time.monotonic() + 10
     while client.info("clients")["connected_clients"] > 3 and time.monotonic() < deadline:  # noqa: PLR2004 - ours
         time.sleep(0.05)

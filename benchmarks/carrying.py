@@ -1,8 +1,8 @@
-"""A day's books with a state, in which one life in a hundred was carried over, against those of the same events without a state.
+"""A day's books with a state, which carries over one life in a hundred, compared with the books of the same events without a state.
 
-The day before left the publications of those lives, and its run left a state; one in fifty of them is still open after the day.
-The day's run reads the day; the other run has no state, and reads the same events and those publications. Both run in turns in one
-Spark session, after runs that are not timed; a repeated run with a state does all of its work again.
+The run of the day before left a state with the publications of those lives. One in fifty of them is still open after the day. The
+run with the state reads the day; the other run reads the day and those publications. Both run in turns in one Spark session, after
+runs that are not timed. A repeated run with a state does all of its work again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ WARM_RUNS = 4
 
 
 def carrying(name: str, *, events: int, rounds: int = 7) -> dict[str, Figure]:  # noqa: ARG001 - there is one side
-    """Seconds of both, the best of `rounds`, and `times_stateless`: how much longer the run with a state takes, 1.0 being equal."""
+    """The best times of both, and `times_stateless`: the time with a state, relative to the time without."""
     with tempfile.TemporaryDirectory(prefix="redelivery-bench-") as folder, session(input_bytes=GIB) as spark:
         with_state, without = _books(spark, _two_days(spark, events), Path(folder))
         for books in (with_state, without) * WARM_RUNS:
@@ -48,7 +48,7 @@ def carrying(name: str, *, events: int, rounds: int = 7) -> dict[str, Figure]:  
 
 
 def _two_days(spark: SparkSession, events: int) -> Path:
-    """Events by day (`outcomes`) and all (`whole`), the inventories between the days (`held`) and after them (`inventory`)."""
+    """Events by day (`outcomes`) and together (`whole`), and inventories between the days (`held`) and after them (`inventory`)."""
     lives = range(round(events / EVENTS_PER_LIFE))
 
     def written(folder: Path) -> None:
@@ -63,7 +63,7 @@ def _two_days(spark: SparkSession, events: int) -> Path:
 
 
 def _books(spark: SparkSession, place: Path, folder: Path) -> tuple[Books, Books]:
-    """The two books to compare; the first day is reconciled here."""
+    """The two books to compare. Reconciles the first day."""
     before, day, whole = (str(place / name) for name in ("outcomes/date=2026-01-30", "outcomes/date=2026-01-31", "whole"))
     later, state, output = str(place / "inventory"), str(folder / "state"), str(folder / "books")
     reconcile(spark, Books(outcomes=before, inventory=str(place / "held"), state=state, output=output))

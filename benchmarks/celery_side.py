@@ -1,4 +1,4 @@
-"""Celery's sides: plain with late acknowledgement, and the same with redelivery."""
+"""Celery's sides: plain Celery with late acknowledgement, and redelivery."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ QUEUE = "celery"
 
 @dataclass
 class CelerySide(Side):
-    """Plain Celery, or redelivery, by its name. `visibility_timeout` is Celery's own, in seconds; empty is its default."""
+    """Plain Celery or redelivery, by its name. `visibility_timeout` is Celery's setting in seconds; empty means the default."""
 
     visibility_timeout: str = ""
 
     @property
     def addresses(self) -> dict[str, str]:
-        """The broker, and the app's other settings."""
+        """The address of the broker, and the app's other settings."""
         return {**super().addresses, "BENCH_VISIBILITY_TIMEOUT": self.visibility_timeout}
 
     @property
@@ -41,28 +41,28 @@ class CelerySide(Side):
         return self.app.tasks[f"benchmarks.app.{'autoretried' if (name, self.name) == ('failing', 'plain') else name}"]
 
     def sender(self, task: str) -> Callable[..., Any]:
-        """Its `delay`."""
+        """The task's `delay`."""
         return partial(self._task(task).delay)
 
     def send_later(self, task: str, seconds: float, *args: Any) -> None:
-        """With a countdown."""
+        """Publish with a countdown."""
         self._task(task).apply_async(args, countdown=seconds)
 
     def command(self, pool: str, concurrency: int) -> list[str]:
-        """A worker without gossip and mingle, which are for fleets; nothing else is switched off."""
+        """The command of a worker, with Celery's defaults except gossip and mingle."""
         words = [sys.executable, "-m", "celery", "-A", "benchmarks.app", "worker", "-P", pool, "-c", str(concurrency)]
         return [*words, "-l", "WARNING", "--without-gossip", "--without-mingle"]
 
     def idle_command(self, count: int) -> list[str]:
-        """A herd of solo workers."""
+        """The command of many solo workers."""
         return [sys.executable, "-m", "benchmarks.herd", str(count)]
 
     def ready(self, pool: str, concurrency: int) -> int:  # noqa: ARG002 - the main process reports for all
-        """One main process reports that it consumes."""
+        """Only the main process reports that it consumes."""
         return 1
 
     def waiting(self) -> int:
-        """How many messages are in the queue, held by a worker, or in the delay store."""
+        """The number of messages in the queue, held by workers, or in the delay store."""
         keys = Keys()
         with self.client.pipeline(transaction=False) as pipe:
             pipe.llen(QUEUE)

@@ -1,4 +1,4 @@
-"""All comparisons, in one table: what is measured, on which sides, with how much work, and the aims."""
+"""The table of all comparisons: what is measured, on which sides, with how much work, and the aims."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ TWO = ("plain", "redelivery")
 THREE = (*TWO, "dramatiq")
 FOUR = (*THREE, "rq")
 OURS = ("redelivery",)
-#: RQ forks for each job, and is some ten times slower: a rate needs no more of them.
+#: RQ forks for each job, and is about ten times slower, so fewer tasks are enough.
 FEWER = {"rq": 0.1}
 
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """How much work: the standard, which `--scale` multiplies, and the least with which a measurement makes sense."""
+    """The amount of work: the standard, which `--scale` multiplies, and the minimum for a useful measurement."""
 
     standard: int
     least: int
 
     def scaled(self, scale: float) -> int:
-        """The standard times `scale`, but no less than `least`."""
+        """The standard times `scale`, at least `least`."""
         return max(round(self.standard * scale), self.least)
 
 
@@ -42,7 +42,7 @@ class Comparison:
     """One comparison. `measure` is `module:function`, called with a side's name, the amounts and the options.
 
     `aims` by figure: a ratio to the base, or a value if redelivery is measured alone. `fewer` scales the amounts of a slow side.
-    `beside`: the sides run beside each other and take turns message by message (`turns.py`); else each side runs alone.
+    With `beside`, the sides run in parallel, and take turns message by message (`turns.py`). Otherwise each side runs alone.
     """
 
     name: str
@@ -57,11 +57,11 @@ class Comparison:
 
     @property
     def broker(self) -> str:
-        """The broker on which all of its sides are measured."""
+        """The broker of all sides."""
         return str(self.options.get("broker", BROKERS[0]))
 
     def scaled(self, scale: float) -> dict[str, int]:
-        """Its amounts of work."""
+        """The amounts of work at this scale."""
         return {name: each.scaled(scale) for name, each in self.amounts.items()}
 
     def run(self, side: str, scale: float) -> dict[str, Figure]:
@@ -293,9 +293,9 @@ COMPARISONS: Mapping[str, Comparison] = {
 
 
 def chosen(patterns: Sequence[str], broker: str | None = None) -> list[Comparison]:
-    """The comparisons of these names or shell patterns (all, if none is given), of one broker or of any, in the table's order.
+    """The comparisons with these names or shell patterns (default: all), on one broker or on any, in the table's order.
 
-    Raises `ValueError` for a name or pattern that matches nothing, with a suggestion.
+    Raises `ValueError`, with a suggestion, for a pattern without a match.
     """
     for pattern in patterns:
         if not fnmatch.filter(COMPARISONS, pattern):

@@ -1,4 +1,4 @@
-"""The delay store with very many messages: what they cost a worker and the broker, and how fast they come out again."""
+"""The delay store with very many messages: their memory in a worker and the broker, and the rate of promotion."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ HOUR = 3600.0
 
 
 def delay_store(name: str, *, messages: int) -> dict[str, Figure]:
-    """So many wait for an hour beside a worker; then it is their time, and a dispatcher alone moves them to their queue.
+    """Delay `messages` messages for an hour while a worker runs. Then make them due, and let a dispatcher move them to their queue.
 
-    The clock of the promotion runs from the first batch that was seen in the queue.
+    The promotion is timed from the first batch in the queue.
     """
     with side(name) as here:
         stock = Stock(here.client)

@@ -1,4 +1,4 @@
-"""Delayed messages: how late they run, and how much memory of a worker the waiting ones take."""
+"""Delayed messages: how late they run, and the memory that they take in a worker."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 
 __all__ = ["lateness", "memory", "whole_seconds"]
 
-#: From the first publication to the first due time: time to publish them all (seconds, and per task).
+#: Seconds from the first publication to the first due time, in which all are published: fixed, and for each task.
 AHEAD, AHEAD_EACH = 3.0, 0.0015
 WARM_UP = 100
-#: Delays that are whole seconds, as RabbitMQ's levels are; the last one passes through four of them.
+#: Delays in whole seconds, as RabbitMQ's levels have them. The last one passes through four levels.
 SECONDS = (1, 2, 5, 61)
-#: All must have run so long after the last one is due (seconds).
+#: Seconds after the last due time in which all must have run.
 TIMEOUT = 240.0
 
 
 def lateness(name: str, *, tasks: int, per_second: int) -> dict[str, Figure]:
-    """Messages due at a steady rate: how late the task's first line runs (ms). If `earliest` is below zero, one ran early."""
+    """Messages due at a steady rate: the lateness of the task's first line in ms. A negative `earliest`: one ran early."""
     with side(name) as here, here.worker():
         path = here.folder / "stamps"
         begin = time.time() + AHEAD + tasks * AHEAD_EACH
@@ -45,7 +45,7 @@ def lateness(name: str, *, tasks: int, per_second: int) -> dict[str, Figure]:
 
 
 def whole_seconds(name: str, *, tasks: int, per_second: int, broker: str) -> dict[str, Figure]:
-    """So many of each delay, published together at a steady rate: how late they run (ms). `earliest` below zero: one ran early."""
+    """`tasks` messages of each delay, published at a steady rate: their lateness in ms. A negative `earliest`: one ran early."""
     figures: dict[str, Figure] = {}
     with side(name, broker=broker) as here, here.worker():
         paths = {seconds: here.folder / f"stamps-{seconds}" for seconds in SECONDS}
@@ -70,7 +70,7 @@ def _lines(path: Path) -> int:
 
 
 def memory(name: str, *, tasks: int) -> dict[str, Figure]:
-    """The bytes that each of so many messages takes in the worker's main process while they wait for an hour."""
+    """The bytes in the worker's main process for each of `tasks` messages that wait for an hour."""
     with side(name) as here, here.worker() as worker:
         send = here.sender("noop")
         for _ in range(WARM_UP):

@@ -1,9 +1,9 @@
-"""What an earlier commit costs, and what this tree costs, under the same load: `./dev python -m benchmarks.earlier COMMIT`.
+"""Compares the costs of an earlier commit and of this tree under the same load: `./dev python -m benchmarks.earlier COMMIT`.
 
-It shows whether a feature that is off costs anything: the commit before the feature is taken out into a temporary folder, and both
-trees run the same no-op tasks in turns, each run in a process and on a broker of its own, with the libraries of this environment.
-The last line has, as JSON, the figures of each pair, their ratios (now against then), and the medians of these. On a machine that
-does other work, the processor times are more reliable than the rate.
+It shows whether a disabled feature costs anything. The commit before the feature is extracted into a temporary folder, and both
+trees run the same no-op tasks in turns. Each run has its own process and broker, and uses the libraries of this environment. The
+last line is JSON with the figures of each pair, their ratios (now to then), and the medians of these. On a busy machine, the
+processor times are more reliable than the rate.
 
     ./dev python -m benchmarks.earlier "$(git log --diff-filter=A --format=%H -- middleware/telemetry/spans.py)^" --rounds 5
 """
@@ -26,7 +26,7 @@ from benchmarks.side import ROOT
 
 __all__ = ["measured", "taken_out"]
 
-#: One run, in either tree: its figures as JSON.
+#: The program of one run. It prints the figures as JSON.
 RUN = """
 import json, sys
 from benchmarks.throughput import ordinary
@@ -36,7 +36,7 @@ print(json.dumps({name: figure.value for name, figure in figures.items()}))
 
 
 def taken_out(commit: str, folder: Path) -> Path:
-    """The tree of a commit, in this folder. Raises `CalledProcessError` if there is no such commit."""
+    """Extract the tree of a commit into the folder. Raises `CalledProcessError` if there is no such commit."""
     command = ["git", "archive", "--format=tar", commit]
     packed = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True).stdout
     with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
@@ -45,7 +45,7 @@ def taken_out(commit: str, folder: Path) -> Path:
 
 
 def measured(tree: Path, tasks: int) -> dict[str, float]:
-    """The rate of one worker, and the processor time of its processes for each task (µs), with the code of this tree."""
+    """The rate of one worker, and its processor time for each task (µs), with the code of this tree."""
     command, environment = [sys.executable, "-c", RUN, str(tasks)], {**os.environ, "PYTHONPATH": str(tree)}
     done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -1,9 +1,9 @@
-"""What observability costs a worker: no-op tasks with Prometheus' counters, and with OpenTelemetry, against the same without.
+"""What observability costs a worker: no-op tasks with Prometheus' counters or OpenTelemetry, compared with tasks without them.
 
-Each feature is measured in rounds, off and on in turns, each run in a process and on a broker of its own. The spans are made by
-OpenTelemetry's SDK and serialized as for a collector, in batches, and then thrown away. The cost of
-`opentelemetry-instrumentation-celery` with the same SDK and the same sampler is measured in the same rounds: it makes spans of a
-publication and a run; ours also of a receipt and a move. `sdk` is the SDK that an application has set up, without any spans.
+Each feature is measured in rounds, off and on in turns, each run with its own process and broker. OpenTelemetry's SDK makes the
+spans and serializes them in batches, as for a collector; they are then discarded. The same rounds measure
+`opentelemetry-instrumentation-celery` with the same SDK and sampler: it makes spans of publications and runs, redelivery also of
+receipts and moves. `sdk` is only the SDK, without any spans.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ROUNDS = 3
 SDK = {"BENCH_OTEL": "1", "OTEL_TRACES_SAMPLER": "parentbased_traceidratio"}
 FEW, ALL = {**SDK, "OTEL_TRACES_SAMPLER_ARG": "0.01"}, {**SDK, "OTEL_TRACES_SAMPLER_ARG": "1"}
 INSTRUMENTED = {"BENCH_INSTRUMENTED": "1"}
-#: Each feature: redelivery's settings, and its processes' variables of the environment. The empty name means no feature.
+#: For each feature: redelivery's settings and the environment variables. The empty name means no feature.
 FEATURES: Mapping[str, tuple[dict[str, Any], dict[str, str]]] = {
     "": ({}, {}),
     "metrics": ({"metrics_listen": "127.0.0.1:9549"}, {}),
@@ -43,9 +43,9 @@ FEATURES: Mapping[str, tuple[dict[str, Any], dict[str, str]]] = {
     "instrumentation_all": ({}, {**ALL, **INSTRUMENTED}),
 }
 PROCESSES = ("producer", "main", "children", "broker")
-#: The processor times that are compared: each kind of process, and all of them together, from `delay()` to the outcome.
+#: The compared processor times: of each kind of process, and of the whole path from `delay()` to the outcome.
 PARTS = (*PROCESSES, "path")
-#: Features that are measured in the same rounds as a run without any; ours also against another one of these rounds, if any.
+#: Features that are measured in the same rounds as a run without features, and the peer in these rounds, if any.
 TOGETHER: Mapping[str, str | None] = {
     "metrics": None,
     "sdk_1_in_100": None,
@@ -58,7 +58,7 @@ _Told = dict[str, dict[str, float]]
 
 
 def features(name: str, *, tasks: int) -> dict[str, Figure]:
-    """The medians of the rounds, with each feature against without: tasks a second, and processor of each process, and of all."""
+    """The medians of each feature's ratios to a run without it: tasks a second, and processor times of `PARTS`."""
     found: dict[str, Figure] = {}
     for ours, theirs in TOGETHER.items():
         together, rounds = ["", ours, *([theirs] if theirs else [])], list[_Told]()
@@ -73,7 +73,7 @@ def features(name: str, *, tasks: int) -> dict[str, Figure]:
 
 
 def _compared(rounds: list[_Told], one: str, other: str, name: str, unit: str) -> dict[str, Figure]:
-    """The medians of the ratios of one feature's figures to those of the other."""
+    """The medians of the ratios of one feature's figures to another's."""
 
     def median(figure: str) -> float:
         return statistics.median(told[one][figure] / told[other][figure] for told in rounds)
@@ -84,7 +84,7 @@ def _compared(rounds: list[_Told], one: str, other: str, name: str, unit: str) -
 
 def _run(name: str, feature: str, tasks: int) -> dict[str, float]:
     figures: dict[str, float] = {}
-    for what in ("publish", "run"):  # an app knows one broker
+    for what in ("publish", "run"):  # in two processes: an app has only one broker
         environment = {**os.environ, **FEATURES[feature][1]}
         words = [sys.executable, "-m", "benchmarks.features", name, feature, str(tasks), what]
         done = subprocess.run(words, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -96,7 +96,7 @@ def _run(name: str, feature: str, tasks: int) -> dict[str, float]:
 
 
 def main() -> None:
-    """One run: the side, the feature (or nothing), how many tasks, and whether they are published alone, or run."""
+    """One run. Arguments: side, feature (or empty), number of tasks, and `publish` or `run`."""
     name, feature, tasks, what = sys.argv[1:]
     settings = FEATURES[feature][0]
     if what == "publish":

@@ -1,4 +1,4 @@
-"""A figure: a number with its unit, and which way it is better."""
+"""A figure: a number with its unit, and whether more or less is better."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Figure:
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> Self:
-        """From its JSON."""
+        """The figure from its JSON."""
         return cls(float(row["value"]), str(row["unit"]), row["better"])
 
     def to_row(self) -> dict[str, Any]:
-        """Its JSON."""
+        """The figure as JSON."""
         return asdict(self)
 
 
@@ -43,10 +43,7 @@ def less(value: float, unit: str) -> Figure:
 
 
 def percentile(values: Sequence[float], part: float) -> float:
-    """The smallest of `values` (in any order) that at least this part of them (0 to 1) does not exceed.
-
-    Raises `ValueError` if there are none.
-    """
+    """The nearest-rank percentile of unsorted values; `part` is from 0 to 1. Raises `ValueError` without values."""
     if not values:
         msg = "no values: there is no percentile of nothing"
         raise ValueError(msg)

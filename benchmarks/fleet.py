@@ -1,6 +1,6 @@
-"""A fleet of workers that are mostly idle: the cost of one task for the broker, without the cost of the idle fleet.
+"""A mostly idle fleet of workers: the broker's cost of one task, without the cost of the idle fleet.
 
-Every worker has one process. The tasks do nothing and come at an even rate, so that most workers wait while one works.
+Every worker has one process. No-op tasks are published at an even rate, so most workers wait while one works.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     from benchmarks.figures import Figure
     from benchmarks.processor import Spent
 
-#: Seconds for the work that a worker does once after its start.
+#: Seconds for the initial work of a worker after its start.
 SETTLING = 3.0
 
 
 def fleet(name: str, *, workers: int, seconds: int, per_second: int) -> dict[str, Figure]:
-    """So many workers; the tasks come for so many seconds, after as many seconds without a task.
+    """Run `workers` workers for `seconds` without tasks, and then for `seconds` with tasks.
 
-    Commands in scripts are counted, too; a request is what the server reads from a connection at once. Raises `RuntimeError` if a
-    task is left over.
+    Commands in scripts count, too. A request is what the server reads from a connection at once. Raises `RuntimeError` if a task is
+    left over.
     """
     with side(name) as here, here.idle_workers(workers) as parent:
         time.sleep(SETTLING + workers * 0.05)
@@ -63,6 +63,6 @@ def fleet(name: str, *, workers: int, seconds: int, per_second: int) -> dict[str
 
 
 def _asked(client: Any) -> tuple[int, int]:
-    """How many commands the server has carried out, and how many requests it has read."""
+    """The numbers of commands that the server has executed, and of requests that it has read."""
     stats = client.info("stats")
     return int(stats["total_commands_processed"]), int(stats["total_reads_processed"])

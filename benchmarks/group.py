@@ -1,7 +1,4 @@
-"""A group, and a loop of `delay()`: what the publication of each of many tasks costs, and how many round trips it takes.
-
-No worker runs meanwhile.
-"""
+"""A group, and a loop of `delay()`: the cost of publication for each of many tasks, and the round trips. No worker runs."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ WARM_UP = 50
 
 
 def group(name: str, *, tasks: int, broker: str = "valkey") -> dict[str, Figure]:
-    """Publish one group of so many tasks: microseconds for each, of this process's processor and of the broker's; round trips."""
+    """Publish one group. Measures, for each task, the time and the processor time here and in the broker (µs); and round trips."""
     with side(name, broker=broker) as here:
         task = here.app.tasks["benchmarks.app.noop"]
 
@@ -38,7 +35,7 @@ def group(name: str, *, tasks: int, broker: str = "valkey") -> dict[str, Figure]
 
 
 def loop(name: str, *, tasks: int, broker: str = "valkey") -> dict[str, Figure]:
-    """Call `delay()` so often, with redelivery in a `publishing()` block; the same figures."""
+    """Call `delay()` in a loop, with redelivery in a `publishing()` block. Returns the figures of `group`."""
     with side(name, broker=broker) as here:
         send = here.sender("noop")
         install = getattr(here.app, "redelivery", None)
@@ -66,7 +63,7 @@ def _measured(here: Any, publish: Callable[[int], None], count: int) -> dict[str
 
 
 def _round_trips(publish: Callable[[], None]) -> int:
-    """How often redis-py sends something during `publish`."""
+    """The number of times that redis-py sends data during `publish`."""
     sent, send = 0, cast("Callable[..., None]", AbstractConnection.send_packed_command)
 
     def counted(self: AbstractConnection, *args: Any, **options: Any) -> None:

@@ -1,6 +1,6 @@
-"""Many Celery workers with one start: the app is imported once, and each worker is a fork of this process.
+"""Starts many Celery workers: imports the app once, and forks each worker from this process.
 
-`python -m benchmarks.herd COUNT` starts them and waits. A worker has one process (pool solo), so that a hundred fit on a machine.
+`python -m benchmarks.herd COUNT` starts them and waits. A worker has one process (pool solo), so a hundred fit on a machine.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from pathlib import Path
 
 __all__ = ["main"]
 
-#: Workers that start at once: a hundred would starve each other, and lose their leases before they begin.
+#: The number of workers that start at once. A hundred would starve each other, and lose their leases before they begin.
 AT_ONCE = 4
 
 
 def main() -> None:
-    """Fork, and wait until all have ended."""
+    """Fork the workers, and wait until all have ended."""
     from benchmarks.app import app  # noqa: PLC0415 - imported here, it is shared by all
 
     app.loader.import_default_modules()
@@ -36,7 +36,7 @@ def main() -> None:
 
 
 def _wait_for(count: int) -> None:
-    """Until so many workers consume."""
+    """Wait until `count` workers consume."""
     ready = Path(os.environ["BENCH_READY"])
     while len(list(ready.parent.glob(f"{ready.name}.*"))) < count:
         time.sleep(0.02)

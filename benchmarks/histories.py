@@ -1,11 +1,11 @@
-"""Synthetic histories of tasks: ordinary ones, and one kind of fault for each verdict, with the truth about each life.
+"""Synthetic histories of tasks: ordinary ones, and one kind of fault for each verdict, with the true verdict of each life.
 
-It imports nothing of the project, and has its own list of names, so that it cannot share a mistake with the job that it tests
-(`proof.py`). `history_files.py` writes the histories to files, as untidy as real ones.
+This module imports nothing of the project, and has its own list of names, so it cannot share a mistake with the job that it tests
+(`proof.py`). `history_files.py` writes the histories to files, with the disorder of real exports.
 
-Limits: a life whose events have a wrong clock is hours old when the inventory is taken (an hour's error in the times of a life that
-is minutes old is an error in its age, and no books could know it). A copy that the already ended delivery schedules again differs
-from an ordinary redelivery only by its time, so it has the broker's clock.
+Limits: a life with a wrong clock is hours old when the inventory is taken, because no books can know that the age of a younger life
+is wrong. A copy that an ended delivery schedules again differs from an ordinary redelivery only by its time, so it has the broker's
+clock.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 __all__ = ["FAULTS", "HEALTHY", "HOUR", "NOON_MS", "START_MS", "TAKEN_MS", "Task"]
 
-#: 2026-01-31 00:00 UTC. Lives begin in the 20 hours after it, and the inventory is taken 24 hours after it.
+#: 2026-01-31 00:00 UTC. Lives begin in the next 20 hours. The inventory is taken 24 hours later.
 START_MS: Final = 1_769_817_600_000
 HOUR: Final = 3_600_000
 TAKEN_MS: Final = START_MS + 24 * HOUR
-#: The moment at which the histories are divided if they are reconciled in two runs.
+#: The time between the two runs, if the histories are reconciled in two runs.
 NOON_MS: Final = START_MS + 12 * HOUR
 GRACE_MS: Final = 600_000
 
@@ -34,7 +34,7 @@ CAUSES: Final = (
     ("builtins.ValueError", "0aa81c77"),
     ("psycopg.OperationalError", "77aa0012"),
 )
-#: What they say.
+#: The messages of these exceptions.
 MESSAGES: Final = {
     "httpx.ConnectTimeout": "no answer from payments.example within 5 s",
     "builtins.ValueError": "amount must be positive, not <-12.50>",
@@ -44,9 +44,9 @@ MESSAGES: Final = {
 
 @dataclass(slots=True)
 class Task:
-    """One task: its events, where the broker has it, and the truth about each generation.
+    """One task: its events, its place in the broker, and the true verdict of each generation.
 
-    `times` are the true times of the events, whatever the clock of the process that recorded them.
+    `times` are the true times of the events, without errors of clocks.
     """
 
     task_id: str
@@ -68,7 +68,7 @@ class Task:
         self.now_ms = self.start_ms
 
     def tell(self, outcome: str, *, clock: str = "", **facts: Any) -> None:
-        """An event, a moment after the one before."""
+        """Add an event, a moment after the last one."""
         self.now_ms += self.chance.randint(1, 30_000)
         skew_ms = 0 if clock == "broker" else self.skew_ms
         event = {"task_id": self.task_id, "outcome": outcome, "task": self.task, "queue": self.queue, "generation": self.generation}
@@ -78,13 +78,13 @@ class Task:
         self.times.append(self.now_ms)
 
     def open(self) -> None:
-        """Its publication, or its redrive; the first delivery follows."""
+        """Add the publication or the redrive. The first delivery follows."""
         self.delivery = 0
         self.tell("redriven" if self.generation else "published")
         self.delivery = 1
 
     def fail(self, times: int) -> None:
-        """So many attempts that fail, each with a redelivery."""
+        """Add failed attempts, each with a redelivery."""
         for _ in range(times):
             delay_ms = 1000 * 2 ** (self.delivery - 1)
             exception, fingerprint = self.chance.choice(CAUSES)
@@ -94,19 +94,19 @@ class Task:
             self.delivery += 1
 
     def die(self) -> None:
-        """Its death, as a dead letter that is kept."""
+        """Add the death of a kept dead letter."""
         exception, fingerprint = self.chance.choice(CAUSES)
         reason = self.chance.choice(["exhausted", "exhausted", "non_retryable", "time_limit"])
         self.tell("dead_lettered", reason=reason, exception=exception, fingerprint=fingerprint)
 
     def hold(self, place: str, **facts: Any) -> None:
-        """The broker has it."""
+        """Add a row to the inventory."""
         row = {"task_id": self.task_id, "task": self.task, "queue": self.queue, "place": place, "generation": self.generation}
         said = MESSAGES.get(self.events[-1].get("exception", "")) if self.events and place == "dead_letter" else None
         self.inventory.append(row | {"seen_ms": TAKEN_MS, "owner": "", "due_ms": None, "message": said} | facts)
 
     def held_at(self, ms: int) -> list[dict[str, Any]]:
-        """What the broker had of it at an earlier moment: its message or its dead letter, if the history goes on after that."""
+        """The inventory of an earlier time: the message or the dead letter, if the history goes on after that."""
         done = sum(time <= ms for time in self.times)
         if done == len(self.events):
             return [row | {"seen_ms": ms} for row in self.inventory]
@@ -119,7 +119,7 @@ class Task:
         return [row | {"place": place, "seen_ms": ms, "owner": "", "due_ms": ms + HOUR if place == "delayed" else None}]
 
     def be(self, verdict: str) -> None:
-        """The truth about this generation."""
+        """Set the true verdict of this generation."""
         self.truth[self.generation] = verdict
 
 
@@ -179,7 +179,7 @@ def _dropped(task: Task) -> None:
 
 
 def _in_flight(task: Task) -> None:
-    if task.chance.random() < 0.25:  # noqa: PLR2004 - young, and between two places
+    if task.chance.random() < 0.25:  # noqa: PLR2004 - a young life, in no place at the moment
         task.skew_ms, task.now_ms = 0, TAKEN_MS - GRACE_MS + 120_000
         task.open()
     else:
@@ -199,13 +199,13 @@ def _duplicated(task: Task) -> None:
     task.open()
     task.tell("succeeded")
     task.delivery += task.chance.randint(0, 1)
-    task.tell("succeeded") if task.chance.random() < 0.5 else task.die()  # noqa: PLR2004 - either
+    task.tell("succeeded") if task.chance.random() < 0.5 else task.die()  # noqa: PLR2004 - half of them
     task.be("duplicated")
 
 
 def _resurrected(task: Task) -> None:
     task.open()
-    is_same_delivery = task.chance.random() < 0.5  # noqa: PLR2004 - either
+    is_same_delivery = task.chance.random() < 0.5  # noqa: PLR2004 - half of them
     clock = "broker" if is_same_delivery else ""
     task.tell("succeeded", clock=clock)
     task.delivery += not is_same_delivery
@@ -214,7 +214,7 @@ def _resurrected(task: Task) -> None:
 
 
 def _phantom(task: Task) -> None:
-    if task.chance.random() < 0.8:  # noqa: PLR2004 - else a dead letter without any event
+    if task.chance.random() < 0.8:  # noqa: PLR2004 - otherwise a dead letter without events
         task.open()
         task.tell("succeeded")
     task.hold("dead_letter")
@@ -230,7 +230,7 @@ def _missing(task: Task) -> None:
 
 def _stuck(task: Task) -> None:
     task.open()
-    if task.chance.random() < 0.5:  # noqa: PLR2004 - either
+    if task.chance.random() < 0.5:  # noqa: PLR2004 - half of them
         task.fail(1)
         task.hold("delayed", due_ms=TAKEN_MS - GRACE_MS - task.chance.randint(1, HOUR))
     else:
@@ -249,7 +249,7 @@ def _lost(task: Task) -> None:
     task.be("lost")
 
 
-#: Ordinary histories, and how often each occurs for every other.
+#: Ordinary histories, with their weights.
 HEALTHY: Final[dict[Callable[[Task], None], int]] = {
     _succeeded: 900,
     _deferred: 20,
@@ -261,7 +261,7 @@ HEALTHY: Final[dict[Callable[[Task], None], int]] = {
     _in_flight: 20,
 }
 
-#: What can go wrong, by the verdict that names it.
+#: Faulty histories, by their verdict.
 FAULTS: Final[dict[str, Callable[[Task], None]]] = {
     "orphaned": _orphaned,
     "duplicated": _duplicated,

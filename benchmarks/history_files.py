@@ -1,11 +1,10 @@
-"""Histories as files that are as untidy as real exports.
+"""Writes histories to files, with the disorder of real exports.
 
-Some events are exported twice, some come a day late, some have the time of a worker whose clock is up to an hour off, and all are
-in the files in an arbitrary order. It imports nothing of the project either.
+Some events are exported twice, some a day late, and some have a clock that is wrong by up to an hour. The order in the files is
+arbitrary. This module imports nothing of the project either.
 
-From the number of tasks, rates and a seed it writes `outcomes/` and `inventory/` (Parquet) and `truth.parquet` (task_id,
-generation, verdict); on request also the inventory of an earlier moment, for books in two runs. It needs a few buffers of memory,
-whatever the number of tasks.
+It writes `outcomes/` and `inventory/` (Parquet) and `truth.parquet` (task_id, generation, verdict); on request also the inventory
+of an earlier time, for books in two runs. Its memory is bounded, whatever the number of tasks.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Untidy", "write_histories"]
 
-#: Rows that are kept in memory, to be written in another order.
+#: The number of rows in a buffer, which is shuffled before it is written.
 BUFFERED: Final = 20_000
 
 EVENTS: Final = pa.schema(
@@ -47,7 +46,7 @@ TRUTH: Final = pa.schema([("task_id", pa.string()), ("generation", pa.int64()), 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Untidy:
-    """Shares of the events: exported `twice`, a day `late`; and the share of tasks with the times of a `skewed` clock."""
+    """The shares of events that are exported `twice` or a day `late`, and of tasks with a `skewed` clock."""
 
     twice: float = 0.05
     late: float = 0.05
@@ -55,7 +54,7 @@ class Untidy:
 
 
 class _Files:
-    """Parquet files among which rows are distributed; each is written in buffers whose order is arbitrary."""
+    """Parquet files that are written in shuffled buffers."""
 
     def __init__(self, paths: Sequence[Path], schema: pa.Schema, chance: random.Random) -> None:
         self._chance, self._schema = chance, schema
@@ -65,14 +64,14 @@ class _Files:
         self._buffers: list[list[dict[str, Any]]] = [[] for _ in paths]
 
     def put(self, row: dict[str, Any], of: range) -> None:
-        """Into any of these files."""
+        """Add a row to a random file of `of`."""
         number = self._chance.choice(of)
         self._buffers[number].append(row)
         if len(self._buffers[number]) >= BUFFERED:
             self._flush(number)
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write the remaining rows."""
         for number, writer in enumerate(self._writers):
             self._flush(number)
             writer.close()
@@ -92,9 +91,9 @@ def write_histories(
     seed: int = 1,
     parted_ms: int | None = None,
 ) -> dict[str, int]:
-    """Write histories; `rates` is the share of tasks of each fault. Returns how many of each fault were planted.
+    """Write histories. `rates` is the share of tasks with each fault. Returns the number of each fault.
 
-    With `parted_ms`, events after that moment are also in the second day's files, and `before/` is the inventory of that moment.
+    With `parted_ms`, events after that time are in the second day's files, and `before/` is the inventory of that time.
     """
     chance = random.Random(seed)  # noqa: S311 - a seed makes it repeatable
     untidy = Untidy() if untidy is None else untidy
@@ -125,7 +124,7 @@ def write_histories(
 
 
 def _tasks(chance: random.Random, tasks: int, rates: dict[str, float] | float, skewed: float) -> Iterator[tuple[str, Task]]:
-    """Tasks with their histories, each with the name of its fault; an ordinary one has none."""
+    """Tasks with their histories, each with the name of its fault, which is empty for an ordinary task."""
     shares = dict.fromkeys(FAULTS, rates) if isinstance(rates, float) else rates
     weights = [shares.get(name, 0.0) for name in FAULTS]
     weights.append(1 - sum(weights))

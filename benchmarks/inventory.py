@@ -1,9 +1,9 @@
-"""The inventory of a queue with very many messages: how long it blocks the broker, and whether a worker beside it notices.
+"""The inventory of a queue with very many messages: how long it blocks the broker, and whether a worker notices it.
 
-The messages wait in a queue that nobody consumes, while tasks are published at a steady rate and a worker runs them. The broker's
-own slow log has the time of each command. That time includes the wait for a processor: so the longest commands of the worker and
-the publisher, before and during the inventory, are reported beside those of the inventory. The broker's processor time for a page
-of the queue is measured page by page, before any other client sends commands.
+The messages wait in a queue without a consumer, while tasks are published at a steady rate and a worker runs them. The broker's
+slow log has the time of each command. That time includes waits for a processor, so the longest commands of the worker and the
+publisher, before and during the inventory, are reported, too. The broker's processor time for each page of the queue is measured
+while no other client sends commands.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
 
 __all__ = ["inventory"]
 
-#: Tasks that are published in a second, and how long they are published before the inventory (seconds).
+#: Published tasks in a second, and seconds of publishing before the inventory.
 PER_SECOND, BEFORE = 100, 10.0
-#: Milliseconds from which a command counts as slow, and from which it is logged.
+#: Milliseconds from which a command counts as slow, and from which the slow log has it.
 SLOW_MS, LOGGED_MS = 5.0, 0.5
-#: Between two pages (seconds).
-REST = 0.001
-#: The commands with which an inventory reads; a worker and a publisher do not use them.
+#: Seconds between two pages.
+PAUSE = 0.001
+#: The commands of an inventory, which a worker and a publisher do not use.
 READS = {b"LRANGE", b"HSCAN", b"SCAN", b"XRANGE", b"ZMSCORE", b"ZRANGE"}
 
 
 def inventory(name: str, *, messages: int) -> dict[str, Figure]:
-    """What `redelivery inventory export` costs other clients of the broker. Raises `RuntimeError` if a message is missing."""
+    """The effect of `redelivery inventory export` on other clients. Raises `RuntimeError` if a message is missing."""
     with side(name) as here:
         Stock(here.client).wait(messages)
         pages = _pages(here)
@@ -53,20 +53,20 @@ def inventory(name: str, *, messages: int) -> dict[str, Figure]:
 
 
 def _pages(here: Any) -> list[float]:
-    """Milliseconds of the broker's processor for each page of the queue; no other client sends commands meanwhile."""
+    """The broker's processor time (ms) for each page of the queue."""
     broker, pages = here.server.process.pid, list_pages(here.client, QUEUE)
     took: list[float] = []
     while True:
         before = ran_ms(broker)
         page = next(pages, None)
-        time.sleep(REST)  # so that it waits again, and its time is up to date
+        time.sleep(PAUSE)  # then the broker waits again, and its processor time is up to date
         if page is None:
             return took
         took.append(ran_ms(broker) - before)
 
 
 def _meanwhile(here: Any, messages: int) -> dict[str, Figure]:
-    """The same beside a worker and a publisher, with the command itself."""
+    """Run the command while a worker and a publisher are active."""
     here.client.config_set("slowlog-log-slower-than", round(LOGGED_MS * 1000))
     here.client.config_set("slowlog-max-len", 1_000_000)
     here.client.slowlog_reset()
@@ -89,7 +89,7 @@ def _meanwhile(here: Any, messages: int) -> dict[str, Figure]:
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
         during = _started(here, "during", lambda: process.poll() is None)
     seconds = time.monotonic() - began
-    took, beside = _took(here, reads=True), _took(here, reads=False)
+    took, others = _took(here, reads=True), _took(here, reads=False)
     rows = parquet.read_table(here.folder / "taken" / "inventory.parquet", columns=["task_id"])["task_id"].to_pylist()
     if process.returncode or len(rows) != len(set(rows)) or len(rows) < messages:
         msg = f"exit code {process.returncode}: {len(rows)} rows of {len(set(rows))} tasks, and {messages} messages wait"
@@ -98,7 +98,7 @@ def _meanwhile(here: Any, messages: int) -> dict[str, Figure]:
         "longest_command": less(max(took, default=0), "ms"),
         "slow_commands": less(sum(each > SLOW_MS for each in took), "commands"),
         "longest_of_others_before": less(max(plain, default=0), "ms"),
-        "longest_of_others_meanwhile": less(max(beside, default=0), "ms"),
+        "longest_of_others_meanwhile": less(max(others, default=0), "ms"),
         "start_p99_before": less(percentile(before, 0.99), "ms"),
         "start_p99_meanwhile": less(percentile(during, 0.99), "ms"),
         "start_longest_meanwhile": less(max(during), "ms"),
@@ -107,13 +107,13 @@ def _meanwhile(here: Any, messages: int) -> dict[str, Figure]:
 
 
 def _took(here: Any, *, reads: bool) -> list[float]:
-    """Milliseconds of the logged commands: of those of the inventory, or of all others."""
+    """The times (ms) of the logged commands, either of the inventory or of all other clients."""
     logged = here.client.slowlog_get(-1)
     return [each["duration"] / 1000 for each in logged if (each["command"].split(maxsplit=1)[0].upper() in READS) == reads]
 
 
 def _started(here: Any, name: str, goes_on: Callable[[], bool]) -> list[float]:
-    """Tasks are published as long as it goes on: milliseconds from each call to the task, and each of them has run once."""
+    """Publish tasks while `goes_on()`. Returns the milliseconds from each call to its task, and checks that each ran once."""
     stamp, path, count = here.sender("stamp"), here.folder / name, 0
     due = time.time()
     while goes_on():

@@ -1,9 +1,8 @@
 """What the journal of moves costs on RabbitMQ: `./dev python -m benchmarks.journal --work noop --rounds 3`.
 
-The same worker runs the same tasks with the journal and without it, in turns, each on a fresh node. Without it means that the
-broker's user may not declare the journal; the product has no switch for it. The last line has, as JSON, the figures of each pair,
-their ratios (with the journal against without it), and the medians of these. On a machine that does other work, the processor
-times are more reliable than the rate.
+The same worker runs the same tasks with and without the journal, in turns, each on a fresh node. The product has no switch for the
+journal, so the broker's user may not declare it. The last line is JSON with the figures of each pair, their ratios (with to without
+the journal), and the medians of these. On a busy machine, the processor times are more reliable than the rate.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from benchmarks.throughput import failing, ordinary
 
 __all__ = ["measured"]
 
-#: How many tasks that do nothing, or that fail five times.
+#: The default number of tasks of each kind.
 TASKS = {"noop": 6000, "failing": 1000}
 
 
 def measured(work: str, tasks: int, queue_type: str, *, journal: bool) -> dict[str, float]:
-    """The rate of one worker, and the processor time of worker and broker for each task or attempt (µs), in this process."""
+    """The rate of one worker, and the processor time of worker and broker for each task or attempt (µs)."""
     broker: dict[str, Any] = {"broker": "rabbitmq", "queue_type": queue_type, "journal": "yes" if journal else "no"}
     if work == "noop":
         figures = ordinary("redelivery", tasks=tasks, pool="prefork", **broker)
@@ -37,7 +36,7 @@ def measured(work: str, tasks: int, queue_type: str, *, journal: bool) -> dict[s
 
 
 def _apart(work: str, tasks: int, queue_type: str, journal: str) -> dict[str, float]:
-    """The same in a process of its own: an app knows one broker."""
+    """Run `measured` in its own process, because an app has only one broker."""
     words = ["--work", work, "--tasks", str(tasks), "--queue", queue_type, "--once", journal]
     command = [sys.executable, "-m", "benchmarks.journal", *words]
     figures: dict[str, float] = json.loads(subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout)

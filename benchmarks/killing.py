@@ -1,4 +1,4 @@
-"""Workers that are killed: how many tasks are lost, and how soon another worker runs what a dead one held."""
+"""Killed workers: the number of lost tasks, and the time until another worker runs the tasks of a dead one."""
 
 from __future__ import annotations
 
@@ -18,22 +18,21 @@ if TYPE_CHECKING:
 
 __all__ = ["healing", "storm"]
 
-#: Seconds that a worker works before it is killed, at the least and at the most; and seconds that each task takes.
+#: The minimum and maximum seconds that a worker works before it is killed, and the seconds of each task.
 EARLIEST, LATEST = 0.1, 0.5
 WORK = 0.005
-#: The plain side gets a dead worker's messages back after Celery's visibility timeout; in a storm an hour would be too long.
+#: The visibility timeout of the plain side in a storm. Its default of an hour would be too long.
 STORM_TIMEOUT = 5
-#: Celery looks for messages to give back every 100 seconds.
+#: Seconds after the visibility timeout: Celery checks it every 100 seconds.
 RESTORED = 240
 
 
 def storm(name: str, *, tasks: int, kills: int) -> dict[str, Figure]:
-    """SIGKILL a worker and its children again and again while it works through a queue.
+    """Kill workers again and again while they work through a queue, at random times with a fixed seed.
 
-    `lost` tasks never ran, although no message waits or is held at the end; `twice` ran more than once. The moments are random,
-    with a fixed seed.
+    `lost` tasks never ran, although no message waits or is held at the end. `twice` counts tasks that ran more than once.
     """
-    chance = random.Random(kills)  # noqa: S311 - moments, no secret
+    chance = random.Random(kills)  # noqa: S311 - not for security
     with side(name, visibility_timeout=str(STORM_TIMEOUT)) as here:
         ran = here.folder / "ran"
         send = here.sender("mark")
@@ -51,9 +50,9 @@ def storm(name: str, *, tasks: int, kills: int) -> dict[str, Figure]:
 
 
 def healing(name: str, *, visibility_timeout: int) -> dict[str, Figure]:
-    """SIGKILL a worker in the middle of a task, beside another worker: seconds until the other one has begun the task again.
+    """Kill a worker in the middle of a task. Measures the seconds until another worker has begun the task.
 
-    The plain side waits for Celery's visibility timeout, which is an hour by default; ours has no such timeout.
+    The plain side waits for Celery's visibility timeout, which is an hour by default. Redelivery has no such timeout.
     """
     with side(name, visibility_timeout=str(visibility_timeout)) as here:
         begun = here.folder / "begun"
@@ -69,7 +68,7 @@ def healing(name: str, *, visibility_timeout: int) -> dict[str, Figure]:
 
 
 def _wait_for(path: Path, lines: int, seconds: float) -> None:
-    """Wait until a file has so many lines. Raises `TimeoutError`."""
+    """Wait until a file has this number of lines. Raises `TimeoutError`."""
     deadline = time.monotonic() + seconds
     while not path.exists() or path.read_bytes().count(b"\n") < lines:
         if time.monotonic() > deadline:

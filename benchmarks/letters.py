@@ -1,4 +1,4 @@
-"""Dead letters: how fast a redrive sends them back, and how soon an operator sees the first page of very many."""
+"""Dead letters: the rate of a redrive, and the time to show the first page of very many."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PAGE, LOOKS = 50, 20
 
 
 def redriven(name: str, *, letters: int) -> dict[str, Figure]:
-    """So many dead letters go back to their queue, as with `redelivery dlq redrive`."""
+    """Send dead letters back to their queue, as `redelivery dlq redrive` does."""
     with side(name) as here:
         Stock(here.client).kill(letters, QUEUE, LETTERS)
         began = time.monotonic()
@@ -39,7 +39,7 @@ def redriven(name: str, *, letters: int) -> dict[str, Figure]:
 
 
 def first_page(name: str, *, letters: int) -> dict[str, Figure]:
-    """The newest page of so many dead letters, read and made into rows; the median of some looks, and the longest."""
+    """Read the newest page of dead letters and make it into rows: the median time and the longest."""
     with side(name) as here:
         Stock(here.client).kill(letters, QUEUE, LETTERS)
         transport, took = RedisBroker(here.client, Keys()), []

@@ -1,9 +1,9 @@
 """The wake-up protocol with more workers than a machine can hold: `./dev python -m benchmarks.light_fleet --clients 16,1000,10000`.
 
-A light client is a connection that does the same as that of a waiting worker: it watches keys, asks for messages, acknowledges
-them, and renews its lease; the two watchers look at all leases. Plain clients do the same as a plain worker's connection. No client
-runs Celery, and all of them are in one process, so the figures are the broker's only. Messages are pushed at an even rate, as a
-plain producer pushes them. It prints a line for each number of clients and each side; with `--json` one object at the end.
+A light client is a connection with the commands of a waiting worker: it watches keys, asks for messages, acknowledges them, and
+renews its lease; the two watchers read all leases. A plain client has the commands of a plain worker. No client runs Celery, and
+all are in one process, so the figures are only about the broker. Messages are pushed at an even rate, as a plain producer pushes
+them. Prints a line for each number of clients and each side; with `--json` one object at the end.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 __all__ = ["Fleet", "measured"]
 
 QUEUE: Final = "celery"
-#: As in `workers/duties/lease.py`: seconds between two renewals, how long a watcher stays one without a renewal (milliseconds), and
-#: how many workers are a small fleet.
+#: As in `workers/duties/lease.py`: seconds between two renewals, milliseconds after which a watcher must renew its role, and the
+#: maximum size of a small fleet.
 RENEW, WATCH_MS, SMALL = 1.0, 3000, 8
 SIDES: Final = ("redelivery", "plain")
 #: The figures of the curves.
@@ -51,11 +51,11 @@ RECEIVE, ACKNOWLEDGE, RENEWAL, REGISTER = Script("receive"), Script("acknowledge
 
 
 class Incomplete(Exception):
-    """A part of an answer has not arrived yet."""
+    """An answer is incomplete."""
 
 
 def parsed(data: bytearray, at: int) -> tuple[Any, int]:
-    """One answer of the server's (RESP3), and where the next one begins. Raises `Incomplete`."""
+    """Parse one answer (RESP3). Returns it with the offset of the next one. Raises `Incomplete`."""
     end = data.find(b"\r\n", at)
     if end < 0:
         raise Incomplete
@@ -77,7 +77,7 @@ def parsed(data: bytearray, at: int) -> tuple[Any, int]:
 
 
 class Connection(ABC):
-    """A connection that does not block for an answer: each answer goes to the callback of its command."""
+    """A non-blocking connection. Each answer goes to the callback of its command."""
 
     def __init__(self, fleet: Fleet, number: int) -> None:
         self.fleet, self.token = fleet, f"w{number}"
@@ -89,13 +89,13 @@ class Connection(ABC):
         self.send(command(b"HELLO", b"3"), None)
 
     def send(self, words: bytes, answered: Callable[[Any], None] | None) -> None:
-        """Send a command; `answered` is called with its answer."""
+        """Send a command. `answered` is called with its answer."""
         self.expected.append(answered)
         self.written += words
         self.flush()
 
     def flush(self) -> None:
-        """Write as much as the socket takes."""
+        """Write as much as the socket accepts."""
         if self.written:
             try:
                 del self.written[: self.socket.send(self.written)]
@@ -103,7 +103,7 @@ class Connection(ABC):
                 self.fleet.blocked.add(self)
 
     def readable(self) -> None:
-        """Read, and handle the complete answers."""
+        """Read, and handle complete answers."""
         self.read += self.socket.recv(65536)
         at = 0
         while at < len(self.read):
@@ -123,29 +123,29 @@ class Connection(ABC):
 
     @abstractmethod
     def begin(self, after: float) -> None:
-        """Begin to wait for messages, so many seconds later."""
+        """Begin to wait for messages after some seconds."""
 
     @abstractmethod
     def pushed(self, changed: list[bytes]) -> None:
-        """Keys that it looked at have changed."""
+        """Watched keys have changed."""
 
 
 class PlainClient(Connection):
-    """A plain worker's commands, as kombu sends them: wait a second at a time, note each held message, remove the note."""
+    """The commands of a plain worker: wait for a second at a time, add each message to `unacked`, and remove it."""
 
     def pushed(self, changed: list[bytes]) -> None:
-        """It looks at no keys."""
+        """Not used: a plain client watches no keys."""
 
     def begin(self, after: float) -> None:
-        """Wait."""
+        """Schedule the first request."""
         self.fleet.at(time.monotonic() + after, self.ask)
 
     def ask(self) -> None:
-        """Wait for a message, a second at the most."""
+        """Wait for a message, at most a second."""
         self.send(command(b"BRPOP", *(name.encode() for name in self.lists), b"1"), self.received)
 
     def received(self, answer: list[bytes] | None) -> None:
-        """Hold the message, end it, and ask again."""
+        """Hold the message, acknowledge it, and ask again."""
         if answer:
             keys, tag = self.fleet.keys, self.token.encode()
             self.fleet.took(answer[1])
@@ -159,7 +159,7 @@ class PlainClient(Connection):
 
 
 class Client(Connection):
-    """A client that does the same as a waiting worker."""
+    """A client with the commands of a waiting worker."""
 
     def __init__(self, fleet: Fleet, number: int) -> None:
         super().__init__(fleet, number)
@@ -167,18 +167,18 @@ class Client(Connection):
         self.place = [keys.received(self.token), keys.watch(QUEUE), keys.idle(QUEUE), *self.lists]
         self.own = keys.woken(self.token)
         self.names = [keys.unacked, keys.unacked_index, self.place[0], keys.leases, self.own, *self.place[1:]]
-        #: It waits for an answer; it must ask; it must look at the lists, and watch them; another may make it the watcher.
+        #: An answer is due; it must ask; it must watch the lists; it waits until another client makes it the watcher.
         self.is_busy = self.must_ask = self.must_look = self.waits = False
         self.look_at = 0.0
         self.send(command(*b"CLIENT TRACKING ON OPTIN NOLOOP".split()), None)
 
     def begin(self, after: float) -> None:
-        """Renew the lease, again and again from then on, and ask."""
+        """Schedule the renewals of the lease, and the first request."""
         self.fleet.at(time.monotonic() + after, self.renew)
         self.fleet.at(time.monotonic() + after, self.look_again)
 
     def pushed(self, changed: list[bytes]) -> None:
-        """Watched keys have changed: a client that was made the watcher looks at the lists; one that watches them asks."""
+        """Watched keys have changed: a new watcher looks at the lists, and a watcher of the lists asks."""
         if self.waits and self.own.encode() in changed:
             self.waits, self.must_look = False, True
         else:
@@ -186,12 +186,12 @@ class Client(Connection):
         self.go_on()
 
     def look(self, names: list[str], answered: Callable[[int], None] | None = None) -> None:
-        """Let the server report when one of these changes; `answered` is called with how many exist."""
+        """Let the server report changes of these keys. `answered` is called with the number of existing ones."""
         self.send(command(b"CLIENT", b"CACHING", b"YES"), None)
         self.send(command(b"EXISTS", *(name.encode() for name in names)), answered)
 
     def go_on(self) -> None:
-        """Take the next step, unless it waits for an answer."""
+        """Take the next step unless an answer is due."""
         if self.is_busy:
             return
         if self.must_ask:
@@ -201,18 +201,17 @@ class Client(Connection):
             self.look(self.lists, self.looked)
 
     def ask(self, *, is_look: bool) -> None:
-        """Ask for a message."""
         self.is_busy, self.must_ask, self.calls = True, False, self.calls + 1
         self.look([self.own])
         args = [self.token, self.calls, 1, 10**6, 1, 1, int(is_look), unacked_suffix(QUEUE), 1]
         self.send(packed(RECEIVE.sha, self.names, args), self.received)
 
     def received(self, answer: list[Any]) -> None:
-        """Acknowledge the message, if any; then watch, or wait."""
+        """Acknowledge the message, if any. Then watch or wait."""
         _, _, look_ms, watched, *messages = answer
         self.must_ask, self.must_look = not look_ms, watched == b"1"
         self.waits = bool(look_ms) and not self.must_look
-        self.look_at = time.monotonic() + abs(look_ms) / 1000 * random.uniform(0.8, 1.0)  # noqa: S311 - spreads looks, keeps no secret
+        self.look_at = time.monotonic() + abs(look_ms) / 1000 * random.uniform(0.8, 1.0)  # noqa: S311 - not for security
         self.fleet.at(self.look_at, self.look_again)
         place = self.place if look_ms < 0 else []
         if messages:
@@ -226,29 +225,28 @@ class Client(Connection):
             self.go_on()
 
     def acknowledged(self, answer: bytes | int) -> None:
-        """Wait as a free worker, or ask."""
+        """Wait as a free worker, or ask again."""
         self.must_ask, self.is_busy = self.must_ask or answer != self.calls, False
         self.go_on()
 
     def looked(self, found: int) -> None:
-        """Ask if a message came before the look."""
+        """Ask if a message arrived before the look."""
         self.must_ask, self.is_busy = self.must_ask or bool(found), False
         self.go_on()
 
     def look_again(self) -> None:
-        """Ask again, if it is time and no answer is awaited."""
+        """Ask again if it is time and no answer is due."""
         if not self.is_busy and time.monotonic() >= self.look_at - 0.001:
             self.ask(is_look=True)
 
     def renew(self) -> None:
-        """Renew the lease."""
         keys = self.keys
         needs = [keys.recovering, keys.dispatcher, keys.open_operations, keys.operator]
         names = [keys.leases, keys.lease_watcher, keys.second_lease_watcher, *needs]
         self.send(packed(RENEWAL.sha, names, [self.token, WATCH_MS]), self.renewed)
 
     def renewed(self, answer: list[int]) -> None:
-        """The two watchers look at all leases; the other clients renew half as often in a fleet that is not small."""
+        """Read all leases if this is a watcher. Otherwise renew half as often, unless the fleet is small."""
         _, leases, watches, *_ = answer
         if watches:
             self.send(command(b"INFO", b"server"), None)
@@ -257,7 +255,7 @@ class Client(Connection):
 
 
 class Fleet:
-    """So many clients of one server, of redelivery or plain."""
+    """Clients of one server, all plain or all of redelivery."""
 
     def __init__(self, server: Server, count: int, side: str) -> None:
         self.server, self.keys, self.timers = server, Keys(), list[Any]()
@@ -272,16 +270,16 @@ class Fleet:
             client.begin(RENEW * number / count)
 
     def at(self, when: float, work: Callable[[], None]) -> None:
-        """Call this at that time."""
+        """Call `work` at this time."""
         self.number += 1
         heapq.heappush(self.timers, (when, self.number, work))
 
     def took(self, raw: bytes) -> None:
-        """A message was received."""
+        """Note the wait of a received message."""
         self.taken.append(time.monotonic() - float(json.loads(raw)["headers"]["id"]))
 
     def run(self, seconds: float, per_second: float = 0.0) -> int:
-        """Run for so many seconds, and push messages at this rate. Returns how many."""
+        """Run for `seconds`, and push messages at this rate. Returns their number."""
         began, pushed, client = time.monotonic(), 0, self.server.client
         while (now := time.monotonic()) < began + seconds:
             while pushed < (now - began) * per_second:
@@ -305,12 +303,12 @@ class Fleet:
 
 
 def measured(kind: str, side: str, count: int, seconds: float, per_second: float) -> dict[str, Any]:
-    """What so many idle clients cost the broker, and what a task costs in addition."""
+    """The broker's cost of `count` idle clients, and the additional cost of a task."""
     with tempfile.TemporaryDirectory(prefix="rd-") as name:
         server = Server(Path(name), binaries()[kind], {"maxclients": "19900"}).start()
         try:
             fleet = Fleet(server, count, side)
-            fleet.run(4 + count / 1000)  # until all have asked and wait
+            fleet.run(4 + count / 1000)  # until all clients wait
             spent = [broker_seconds(server.client)]
             began = time.monotonic()
             fleet.run(seconds)

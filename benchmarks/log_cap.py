@@ -1,4 +1,4 @@
-"""The outcome log without an exporter: does it stay within its cap while millions of events are recorded?"""
+"""The outcome log without an exporter: does it stay below its cap while millions of events are recorded?"""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CHUNK = 10_000
 
 
 def log_cap(name: str, *, tasks: int, cap: int) -> dict[str, Figure]:
-    """Record two events for each of so many tasks while the log keeper runs: the largest size of the stream, against the cap."""
+    """Record two events for each task while the log keeper runs: the largest size of the stream, relative to the cap."""
     with side(name) as here:
         client, keys = here.server.client, Keys()
         keeper = LogKeeper(RedisTransport(here.server.client, keys), cap)

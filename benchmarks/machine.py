@@ -1,4 +1,4 @@
-"""The machine and the versions that a result was measured with, and how busy the machine was."""
+"""The machine and the versions of a measurement, and the load of the machine."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 __all__ = ["MAX_WAIT", "load", "machine", "versions", "wait_for_calm"]
 
 PACKAGES = ("redelivery", "celery", "kombu", "redis", "dramatiq", "rq", "pyspark")
-#: How long to wait for a calm machine, and the time between two looks (seconds).
+#: The maximum wait for a calm machine, and the time between two checks, in seconds.
 MAX_WAIT, LOOK = 300.0, 2.0
 
 
 def load() -> float:
-    """The load of the last minute: processes that ran or wanted to, on average."""
+    """The load average of the last minute."""
     return os.getloadavg()[0]
 
 
 def wait_for_calm(below: float, say: Callable[[str], None]) -> bool:
-    """Wait until the load is below this, at most `MAX_WAIT`; whether it fell below."""
+    """Wait until the load is below a value, at most `MAX_WAIT` seconds. Returns whether it is."""
     deadline = time.monotonic() + MAX_WAIT
     if load() >= below:
         say(f"waiting for a load below {below}: it is {load():.2f}")
@@ -51,7 +51,7 @@ def machine() -> dict[str, Any]:
 
 
 def versions(broker: str = "valkey") -> dict[str, str]:
-    """Versions of Python, the broker (`valkey` or `rabbitmq`), and the packages of the sides, if they are installed."""
+    """The versions of Python, the broker (`valkey` or `rabbitmq`), and installed packages of the sides."""
     found = {"python": platform.python_version(), broker: _rabbitmq() if broker == "rabbitmq" else _valkey()}
     for package in PACKAGES:
         try:
@@ -69,7 +69,7 @@ def _processor() -> str:
 
 
 def _rabbitmq() -> str:
-    """Debian's, by the name of its folder: asking it takes a second."""
+    """The version in the name of Debian's folder. To ask RabbitMQ takes a second."""
     return next((path.name.rpartition("-")[2] for path in Path("/usr/lib/rabbitmq/lib").glob("rabbitmq_server-*")), "unknown")
 
 

@@ -1,4 +1,4 @@
-"""One measurement of one side, in a process of its own: imports and leftovers of one side do not affect the next.
+"""One measurement of one side, in its own process, so that it does not affect the next one.
 
 `python -m benchmarks.measure COMPARISON SIDE --scale X --into FILE` writes the figures as JSON.
 """
@@ -24,7 +24,7 @@ def main() -> None:
     parser.add_argument("--scale", type=float, default=1.0)
     parser.add_argument("--into", type=Path, required=True)
     given = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that worker and broker are ended
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that worker and broker are stopped
     figures = COMPARISONS[given.comparison].run(given.side, given.scale)
     given.into.write_text(json.dumps({name: figure.to_row() for name, figure in figures.items()}))
 

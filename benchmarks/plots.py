@@ -1,6 +1,6 @@
-"""The plots: one of all ratios, and one of each comparison; SVG, readable on a light page and on a dark one.
+"""The plots: one of all ratios, and one of each comparison, as SVG for light and dark pages.
 
-Black parts of a plot take the page's colour for text. The same results give the same bytes.
+Black parts have the page's text colour. The same results give the same bytes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["COLOURS", "OVERVIEW", "SETTINGS", "comparison_plot", "ratio_plot", "svg", "write_plots"]
 
 OVERVIEW = "ratios.svg"
-#: Stands for the colour of text until the file is written.
+#: A placeholder for the colour of text.
 INK = "#010203"
 COLOURS = {"plain": "#8c959f", "redelivery": "#2da44e", "dramatiq": "#bf8700", "rq": "#8250df"}
 STYLE = "<style>svg{color:#24292f}@media(prefers-color-scheme:dark){svg{color:#d0d7de}}</style>"
@@ -46,7 +46,7 @@ SETTINGS: Any = {
 
 
 def write_plots(results: Mapping[str, Result], folder: Path) -> None:
-    """Draw every result, and all of their ratios in one."""
+    """Draw each result, and all ratios in one plot."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, result in results.items():
         (folder / f"{name}.svg").write_text(comparison_plot(result))
@@ -65,7 +65,7 @@ def comparison_plot(result: Result) -> str:
 
 
 def ratio_plot(results: Mapping[str, Result]) -> str:
-    """Redelivery against plain Celery, for the first figure of each comparison and those with an aim: above 1 is better."""
+    """The ratios to plain Celery of the first figure of each comparison, and of figures with an aim. Above 1 is better."""
     lines = [(f"{results[name].title}: {row.name.replace('_', ' ')}", ratio) for name, row, ratio in _better(results)]
     with mpl.rc_context(SETTINGS):
         canvas = Canvas(figsize=(7.2, 0.9 + 0.3 * len(lines)), layout="constrained")
@@ -97,7 +97,7 @@ def _bars(axes: Any, row: Row, result: Result) -> None:
 
 
 def _better(results: Mapping[str, Result]) -> list[tuple[str, Row, tuple[float, float, float]]]:
-    """The ratios of the plot, inverted if less is better: lowest, median, highest."""
+    """The ratios of the plot (lowest, median, highest), inverted if less is better."""
     found = []
     for name, comparison in COMPARISONS.items():
         rows = results[name].rows if name in results else []
@@ -114,7 +114,7 @@ def _turned(ratio: Ratio, *, more: bool) -> tuple[float, float, float]:
 
 
 def svg(canvas: Canvas) -> str:
-    """The file's text."""
+    """The text of the SVG file."""
     drawn = io.StringIO()
     canvas.savefig(drawn, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     text = drawn.getvalue().replace(INK, "currentColor")

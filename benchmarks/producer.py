@@ -1,4 +1,4 @@
-"""The producer: what one `delay()` costs the process that calls it. No worker runs meanwhile."""
+"""The cost of one `delay()` in the calling process. No worker runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WARM_UP = 100
 
 
 def producer(name: str, *, calls: int, argument_bytes: int = 0, settings: dict[str, Any] | None = None) -> dict[str, Figure]:
-    """Call it so often: microseconds of one call, and of processor in this process. `settings` are redelivery's."""
+    """Call `delay()`: the time and the processor time of one call (µs). `settings` are redelivery's."""
     with side(name, settings) as here:
         send = here.sender("noop")
         arguments = ["x" * argument_bytes] if argument_bytes else []

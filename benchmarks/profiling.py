@@ -1,7 +1,6 @@
-"""A flame graph of a worker while it is measured, by py-spy, if that is asked for (`./dev bench --profile`).
+"""Flame graphs of measured workers by py-spy, with `./dev bench --profile`. py-spy must be on the path.
 
-The environment says what to profile: `BENCH_PROFILE` (`main` or `child`) and `BENCH_PROFILE_INTO` (an SVG file). py-spy is no
-dependency.
+The environment says what to profile: `BENCH_PROFILE` (`main` or `child`) and `BENCH_PROFILE_INTO` (an SVG file).
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ def is_installed() -> bool:
 
 @contextmanager
 def profiled(pid: int) -> Iterator[None]:
-    """Record the worker whose main process this is, or its first child, until the block ends; nothing if it is not asked for."""
+    """Record this main process of a worker, or its first child, until the block ends, if the environment asks for it."""
     which = os.environ.get("BENCH_PROFILE")
     if not which:
         yield
@@ -41,5 +40,5 @@ def profiled(pid: int) -> Iterator[None]:
     try:
         yield
     finally:
-        recording.send_signal(signal.SIGINT)  # it writes the graph then
+        recording.send_signal(signal.SIGINT)  # then it writes the graph
         recording.wait(120)

@@ -1,7 +1,7 @@
-"""The proof of the prover: planted faults, judged by the job, and compared with the truth, verdict by verdict.
+"""The proof of the reconciliation: it judges histories with planted faults, and its verdicts are compared with the truth.
 
-`./dev python -m benchmarks.proof --tasks 1000000` writes histories, reconciles them, and prints the recall and the precision of
-each verdict; with `--state` in two runs, as daily books are kept. Exit code 0 if all are 1.0, else 1.
+`./dev python -m benchmarks.proof --tasks 1000000` writes histories, reconciles them, and prints the recall and precision of each
+verdict; with `--state` in two runs, like daily books. Exit code 0: all are 1.0; 1: some are not.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ OPEN = ("in_flight", "stuck")
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """One verdict: how many lives truly have it, how many the books gave it, and how many of those are right."""
+    """The numbers of lives that truly have a verdict, that got it from the books, and that got it rightly."""
 
     truly: int
     given: int
@@ -42,12 +42,12 @@ class Score:
 
     @property
     def recall(self) -> float:
-        """The share of the lives with this verdict that were found."""
+        """The share of the true lives that the books found."""
         return self.rightly / self.truly if self.truly else 1.0
 
     @property
     def precision(self) -> float:
-        """The share of the found lives that truly have this verdict."""
+        """The share of the found lives that are true."""
         return self.rightly / self.given if self.given else 1.0
 
 
@@ -55,7 +55,7 @@ Life = tuple[str, int]
 
 
 def scores(folder: Path) -> dict[str, Score]:
-    """The score of each verdict in the truth or in the books below this folder (written with all lives)."""
+    """The score of each verdict in the truth or in the books (with all lives) below this folder."""
     return _scored(_truth(folder), _said(folder))
 
 
@@ -89,7 +89,7 @@ def prove(
     seed: int = 1,
     all_lives: bool = True,
 ) -> dict[str, Score]:
-    """Write histories below the folder, reconcile them, and score the books; without `all_lives`, plain lives are sorted out."""
+    """Write histories, reconcile them, and score the books. Without `all_lives`, plain lives are sorted out."""
     from redelivery.workers.reconciliation.job import Books, reconcile  # noqa: PLC0415 - the histories do not use it
 
     write_histories(folder, tasks=tasks, rates=rates, untidy=untidy, seed=seed)
@@ -102,9 +102,9 @@ def prove(
 def prove_by_day(
     spark: SparkSession, folder: Path, *, tasks: int, rates: float = 0.002, untidy: Untidy | None = None, seed: int = 1
 ) -> tuple[dict[str, Score], list[Summary]]:
-    """The same in two runs with a state, the first at noon, in the middle of many lives; their verdicts together are scored.
+    """Write histories, reconcile them in two runs with a state (the first at noon), and score the verdicts of both together.
 
-    Some events come late, in the second run, which corrects settled lives.
+    Some events come late, and the second run corrects settled lives.
     """
     from redelivery.workers.reconciliation.job import Books, reconcile  # noqa: PLC0415 - as above
 
@@ -113,7 +113,7 @@ def prove_by_day(
     said, summaries = dict.fromkeys(truth, "balanced"), []
     output, state = str(folder / "books"), str(folder / "state")
     for outcomes, inventory in (("outcomes/date=2026-01-31", "before"), ("outcomes", "inventory")):
-        # An open life is in the books of each run; a settled verdict holds until it is corrected.
+        # Each run reports open lives again. A settled verdict is valid until it is corrected.
         said = {life: "balanced" if verdict in OPEN else verdict for life, verdict in said.items()}
         books = Books(outcomes=str(folder / outcomes), inventory=str(folder / inventory), state=state, output=output)
         summaries.append(reconcile(spark, books))

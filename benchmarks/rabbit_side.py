@@ -1,8 +1,8 @@
-"""Celery's sides on RabbitMQ: plain with late acknowledgement, and the same with redelivery, each on a fresh private node.
+"""Celery's sides on RabbitMQ: plain Celery with late acknowledgement, and redelivery, each on a fresh private node.
 
-The number of waiting messages is read over AMQP, as often as on the other brokers, which costs the node little. The number of held
-messages can only be read from the node itself: so it is read only when no message waits. On both sides, a task that fails for good
-appends to a file, because a message that moves from one level of a delay to the next is in no queue for a moment.
+The number of waiting messages is read over AMQP, which costs the node little. The number of held messages costs more, so it is read
+only when no message waits. Tasks that finally fail append to a file, because a message between two levels of a delay is in no
+queue.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ INSTALL = "there is no RabbitMQ on this machine: apt-get install --no-install-re
 
 @contextmanager
 def node(folder: Path) -> Iterator[Rabbit]:
-    """A node of its own, and a virtual host on it. Raises `RuntimeError` if the machine has no RabbitMQ."""
+    """A virtual host on a new node. Raises `RuntimeError` if the machine has no RabbitMQ."""
     if not installed():
         raise RuntimeError(INSTALL)
     server = Node(folder / "node")
@@ -41,7 +41,7 @@ def node(folder: Path) -> Iterator[Rabbit]:
         server.start()
         host = server.vhost()
         with host.connection() as connection:
-            connection.default_channel.queue_delete("tests.tap")  # the tests' own, beside the outcome log
+            connection.default_channel.queue_delete("tests.tap")  # only the tests need it
         yield host
     finally:
         server.stop()
@@ -49,7 +49,7 @@ def node(folder: Path) -> Iterator[Rabbit]:
 
 @dataclass
 class RabbitSide(CelerySide):
-    """Plain Celery, or redelivery, by its name. `queue_type` is `classic` or `quorum`; `journal="no"`: no worker may declare it."""
+    """Plain Celery or redelivery, by its name. `queue_type`: `classic` or `quorum`. `journal="no"`: workers may not declare it."""
 
     queue_type: str = "classic"
     journal: str = "yes"
@@ -63,11 +63,11 @@ class RabbitSide(CelerySide):
 
     @property
     def addresses(self) -> dict[str, str]:
-        """The node, and the app's other settings."""
+        """The address of the node, and the app's other settings."""
         return {"BENCH_BROKER": self.server.url, "BENCH_QUEUE_TYPE": self.queue_type, "BENCH_FAILED": str(self.folder / "failed")}
 
     def sender(self, task: str) -> Callable[..., Any]:
-        """Its `delay`; failing tasks are counted."""
+        """The task's `delay`. Failing tasks are counted."""
         send = super().sender(task)
         return partial(self._send_failing, send) if task == "failing" else send
 
@@ -76,7 +76,7 @@ class RabbitSide(CelerySide):
         send(*args)
 
     def waiting(self) -> int:
-        """How many failing tasks have not failed for good; else how many are in the queue, or, if it is empty, are held."""
+        """The number of failing tasks that have not finally failed; otherwise of queued messages; otherwise of held ones."""
         failed = self.folder / "failed"
         left = self._failing - (failed.stat().st_size if failed.exists() else 0)
         if left:
@@ -98,7 +98,7 @@ class RabbitSide(CelerySide):
             return 0
 
     def broker_seconds(self) -> float:
-        """Seconds of processor that the node's processes have used."""
+        """The processor seconds of the node's processes."""
         process = self.host.node.process
-        assert process is not None  # noqa: S101 - it runs as long as this side
+        assert process is not None  # noqa: S101 - the node runs as long as this side
         return sum(used(pid) for pid in (process.pid, *below(process.pid)))

@@ -1,6 +1,6 @@
-"""The reconciliation: how long the books take, against the least work that any such job must do over the same files.
+"""The reconciliation: the time of the books, compared with the minimum work of any such job over the same files.
 
-The least work is one `groupBy(task_id)` that counts and takes the latest time. Both run in turns in one Spark session over the same
+The minimum work is one `groupBy(task_id)` with a count and the latest time. Both run in turns in one Spark session over the same
 Parquet files (`book_data.py`), after runs over fewer events that are not timed.
 """
 
@@ -31,17 +31,17 @@ if TYPE_CHECKING:
 __all__ = ["GIB", "PHASES", "Timed", "books_of", "reconciliation", "seconds", "warmed"]
 
 GIB = 2**30
-#: The runs before the timed ones: how many events they have at most, and how many runs there are.
+#: The runs before the timed ones: their maximum number of events, and their number.
 WARM, WARM_RUNS = 1_000_000, 6
-#: The first word of a run's message when it begins a phase, and the name of the phase.
+#: The first word of the message that begins a phase, and the name of the phase.
 PHASES = {"reading": "sorting_and_folding", "judging": "judging", "writing": "writing"}
 
 
 def reconciliation(name: str, *, events: int, rounds: int = 7, tenth: bool = False) -> dict[str, Figure]:  # noqa: ARG001 - there is one side
-    """Seconds of both, the best of `rounds`, and `speed_kept`: the share of the bare speed that is left, 1.0 being all of it.
+    """The best times of both, and `speed_kept`: the speed relative to the minimum work.
 
-    The figures for the size of a cluster are given for each event: processor, bytes read, and bytes shuffled. With `tenth`, each
-    round ends with the books of a tenth of the events; `times_a_tenth` is how much longer the books of all took, 10.0 being linear.
+    Figures for the size of a cluster are per event: processor, bytes read, and bytes shuffled. With `tenth`, each round also has
+    the books of a tenth of the events; `times_a_tenth` is the time of all books relative to these, where 10.0 is linear.
     """
     with tempfile.TemporaryDirectory(prefix="redelivery-bench-") as folder, session(input_bytes=GIB) as spark:
         place, output = ordinary(spark, events), str(Path(folder) / "output")
@@ -72,7 +72,7 @@ def reconciliation(name: str, *, events: int, rounds: int = 7, tenth: bool = Fal
 
 
 class Timed:
-    """A run of the books: its `seconds`, and those of its `phases` by name, which are printed as they begin."""
+    """A run of the books: its `seconds`, and the seconds of its `phases`. Prints the messages of the run."""
 
     def __init__(self) -> None:
         self._began = time.perf_counter()
@@ -81,7 +81,7 @@ class Timed:
 
     @classmethod
     def run(cls, spark: SparkSession, books: Books) -> Timed:
-        """Reconcile."""
+        """Reconcile, and measure."""
         timed = cls()
         reconcile(spark, books, timed._say)
         timed.seconds = time.perf_counter() - timed._began
@@ -89,7 +89,7 @@ class Timed:
 
     @property
     def phases(self) -> dict[str, float]:
-        """Seconds of each phase."""
+        """The seconds of each phase."""
         ends = [at for _, at in self._marks[1:]] + [self.seconds]
         return {name: end - at for (name, at), end in zip(self._marks, ends, strict=True)}
 
@@ -102,7 +102,7 @@ class Timed:
 
 
 def warmed(spark: SparkSession, events: int, output: str) -> None:
-    """Let Java compile what the runs over so many events will use."""
+    """Let Java compile the code that the timed runs use."""
     place = ordinary(spark, min(events // 10, WARM))
     for _ in range(WARM_RUNS):
         _bare(spark, place)
@@ -115,7 +115,7 @@ def books_of(place: Path, output: str, **options: Any) -> Books:
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """How long it takes."""
+    """The seconds that a function takes."""
     began = time.perf_counter()
     work()
     return time.perf_counter() - began

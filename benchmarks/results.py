@@ -1,4 +1,4 @@
-"""The result of one comparison, as it is kept: `results/<name>.json`."""
+"""The result of one comparison, as in `results/<name>.json`."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ __all__ = ["Result", "read_all"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """One comparison, measured. `pairs` holds, for each round, side → figure → number.
+    """The result of one comparison. `pairs` has, for each round, side → figure → number.
 
-    `load` has the machine's load of a minute before and after, and whether the machine became as calm as `--calm` asks.
+    `load` has the load averages before and after, and whether the machine was as calm as `--calm` asks.
     """
 
     name: str
@@ -39,11 +39,11 @@ class Result:
 
     @property
     def rows(self) -> list[Row]:
-        """Its figures, with medians and ratios."""
+        """The figures with medians and ratios."""
         return summarised(self.pairs)
 
     def to_json(self) -> dict[str, Any]:
-        """The result as it is kept."""
+        """The result as JSON."""
         pairs = [
             {side: {name: figure.to_row() for name, figure in figures.items()} for side, figures in pair.items()}
             for pair in self.pairs
@@ -53,7 +53,7 @@ class Result:
 
     @classmethod
     def of(cls, kept: Mapping[str, Any]) -> Self:
-        """The result from its kept form."""
+        """The result from its JSON."""
         pairs = tuple(
             {side: {name: Figure.of(row) for name, row in figures.items()} for side, figures in pair.items()}
             for pair in kept["pairs"]
@@ -61,7 +61,7 @@ class Result:
         return cls(**{**kept, "sides": tuple(kept["sides"]), "pairs": pairs})
 
     def write(self, folder: Path) -> None:
-        """Keep it in this folder, in place of an older one."""
+        """Write the result to this folder, in place of an older one."""
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{self.name}.json").write_text(json.dumps(self.to_json(), indent=1) + "\n")
 

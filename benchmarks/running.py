@@ -1,7 +1,7 @@
-"""Runs a comparison: its sides in turns, round after round, each measurement in a process and on a broker of its own.
+"""Runs a comparison: its sides in turns, round after round, each measurement with its own process and broker.
 
-Another side begins each round, so that no side always runs after the same other one. If single milliseconds are compared, the sides
-run beside each other, and take turns message by message.
+Each round begins with another side, so no side always runs after the same one. If milliseconds are compared, the sides run in
+parallel, and take turns message by message.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ __all__ = ["MeasurementError", "Plan", "measured", "profile"]
 
 
 class MeasurementError(RuntimeError):
-    """A measurement failed: its process says why."""
+    """A measurement failed. The message has the end of its output."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How to run comparisons. `sides` leaves out all others; `calm` is the load below which a comparison begins."""
+    """How to run comparisons: only these `sides` (default: all), and only below the load `calm`."""
 
     rounds: int = 3
     scale: float = 1.0
@@ -46,12 +46,12 @@ class Plan:
     calm: float | None = None
 
     def of(self, comparison: Comparison) -> tuple[str, ...]:
-        """The sides of a comparison that are to run."""
+        """The sides of a comparison to run."""
         return tuple(each for each in comparison.sides if not self.sides or each in self.sides)
 
 
 def measured(comparison: Comparison, plan: Plan, say: Callable[[str], None]) -> Result:
-    """Run a comparison. Raises `MeasurementError` if one of its measurements fails."""
+    """Run a comparison. Raises `MeasurementError` if a measurement fails."""
     calm = None if plan.calm is None else wait_for_calm(plan.calm, say)
     before, sides = load(), plan.of(comparison)
     pairs = []
@@ -79,7 +79,7 @@ def measured(comparison: Comparison, plan: Plan, say: Callable[[str], None]) -> 
 
 
 def profile(comparison: Comparison, plan: Plan, which: str, folder: Path, say: Callable[[str], None]) -> list[Path]:
-    """Run each side once with its worker's `main` process or first `child` recorded: the flame graphs. No figure is kept."""
+    """Run each side once, and record its worker's `main` process or first `child`. Returns the flame graphs."""
     folder.mkdir(parents=True, exist_ok=True)
     graphs = []
     for side in plan.of(comparison):
@@ -92,7 +92,7 @@ def profile(comparison: Comparison, plan: Plan, which: str, folder: Path, say: C
 
 
 def _measurements(name: str, sides: tuple[str, ...], scale: float, environment: Mapping[str, str]) -> dict[str, dict[str, Figure]]:
-    """Measure these sides beside each other; the first that fails ends all."""
+    """Measure these sides in parallel. The first failure ends all."""
     with tempfile.TemporaryDirectory(prefix="rb-") as told, ExitStack() as ends:
         folder = Path(told)
         told_to_all = {**environment, **turns(folder, sides)}
@@ -110,7 +110,7 @@ def _measurements(name: str, sides: tuple[str, ...], scale: float, environment: 
 
 @contextmanager
 def _process(name: str, side: str, scale: float, folder: Path, environment: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
-    """The process that measures this side; interrupted, it ends its worker and its broker, and then itself."""
+    """The process that measures this side. At SIGTERM it stops its worker and its broker, and ends."""
     words = ["-m", "benchmarks.measure", name, side, "--scale", str(scale), "--into", str(folder / f"{side}.json")]
     with (folder / side).open("wb") as out:
         process = subprocess.Popen(

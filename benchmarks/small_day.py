@@ -1,8 +1,8 @@
-"""A small day: what `redelivery reconcile` costs from the shell, its Java included, with and without kept classes.
+"""A small day: the cost of `redelivery reconcile` from the shell, with its Java, with and without a class archive.
 
-The command runs over the same events, with and without kept classes in turns, and the medians count. On a machine that does other
-work, the seconds of processor are the most reliable figure. Java ends after the command: the time is that of the command, the
-processor that of all processes that it started.
+The command runs over the same events, with and without the archive in turns, and the medians count. On a busy machine, the
+processor seconds are the most reliable figure. The time is that of the command; the processor seconds are those of all processes
+that it started, because Java ends later.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Run", "figures_of", "run", "small_day"]
 
-#: An option of Linux' prctl: if a child ends, its own children become children of this process.
+#: An option of Linux's prctl: orphaned descendants become children of this process.
 _SUBREAPER = 36
-#: Writes the events, if they are not there yet, and prints their folder.
+#: Writes the events if they do not exist, and prints their folder.
 _PREPARE = """
 import sys
 from benchmarks.book_data import ordinary
@@ -41,14 +41,14 @@ with session(input_bytes=0) as spark:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Seconds until the command ended, and seconds of processor of all that it had started."""
+    """The seconds of a command, and the processor seconds of all processes that it started."""
 
     seconds: float
     processor: float
 
 
 def run(words: list[str], environment: Mapping[str, str]) -> Run:
-    """Run a command, and wait until all processes that it started have ended. Raises `RuntimeError` if the command fails."""
+    """Run a command, and wait for all processes that it started. Raises `RuntimeError` if the command fails."""
     ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
     began, seconds, processor, failed = time.monotonic(), 0.0, 0.0, 0
     silent = [(os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)]
@@ -68,14 +68,14 @@ def run(words: list[str], environment: Mapping[str, str]) -> Run:
 
 
 def small_day(name: str, *, events: int, rounds: int = 5, embedded: bool = False) -> dict[str, Figure]:  # noqa: ARG001 - there is one side
-    """The command's figures; `embedded` takes PyPI's Java, and not the machine's."""
-    # In a process of its own: `run` would also wait for a Java that goes on here.
+    """The figures of the command. `embedded` uses PyPI's Java instead of the machine's."""
+    # In its own process: `run` would also wait for the Java of a session here.
     prepare = [sys.executable, "-c", _PREPARE, str(events)]
     place = subprocess.run(prepare, stdout=subprocess.PIPE, text=True, check=True).stdout
     with tempfile.TemporaryDirectory(prefix="redelivery-small-day-") as told:
         folder = Path(told)
         environment = _without_java(folder) if embedded else dict(os.environ)
-        # A cache that is no folder keeps nothing.
+        # A cache that is not a folder keeps nothing.
         caches = {"without_classes": os.devnull, "": str(folder / "cache")}
         sides = {side: environment | {"XDG_CACHE_HOME": cache} for side, cache in caches.items()}
         words = [sys.executable, "-m", "redelivery", "reconcile", "--quiet", "--json"]
@@ -88,7 +88,7 @@ def small_day(name: str, *, events: int, rounds: int = 5, embedded: bool = False
 
 
 def figures_of(runs: Mapping[str, list[Run]]) -> dict[str, Figure]:
-    """The medians of each kind of run, by its name; the usual one has none."""
+    """The medians of each kind of run, by its name. The usual kind has an empty name."""
     return {
         f"{what}_{kind}".rstrip("_"): less(statistics.median(getattr(each, what) for each in those), unit)
         for kind, those in runs.items()

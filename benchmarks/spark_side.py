@@ -1,4 +1,4 @@
-"""What a local Spark session has cost so far: processor and memory of its Java, and what its stages have shuffled."""
+"""The costs of a local Spark session: processor and memory of its Java, and shuffled bytes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Cost"]
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Seconds of processor, bytes that were written for shuffles, and the most memory that Java and this process ever took."""
+    """Processor seconds, bytes written for shuffles, and the peak memory of Java and this process."""
 
     processor: float
     shuffled: int
@@ -24,14 +24,14 @@ class Cost:
 
     @classmethod
     def now(cls, spark: SparkSession) -> Self:
-        """Read them."""
+        """Read the current values."""
         java = below(os.getpid())
         return cls(sum(map(used, java)), _shuffled(spark), sum(map(peak_bytes, [os.getpid(), *java])))
 
 
 def _shuffled(spark: SparkSession) -> int:
-    """Bytes, by the sums that Spark itself keeps of its stages (the last thousand of them)."""
-    store: Any = spark.sparkContext._jsc.sc().statusStore()  # noqa: SLF001 - Spark has no public door to it in Python
+    """The shuffled bytes of Spark's last thousand stages."""
+    store: Any = spark.sparkContext._jsc.sc().statusStore()  # noqa: SLF001 - Spark has no public way to it in Python
     defaults = [getattr(store, f"stageList$default${number}")() for number in range(2, 6)]
     stages = store.stageList(None, *defaults)
     return sum(int(stages.apply(at).shuffleWriteBytes()) for at in range(stages.size()))

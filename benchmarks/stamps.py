@@ -1,4 +1,4 @@
-"""The stamp of a task of any side: when it was due to run, and when it ran. One line of a file for each."""
+"""Stamps: a line for each task, with its due time and the time when it ran, for any side."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["late_ms", "write_stamp"]
 
 
 def write_stamp(since: float, path: str) -> None:
-    """Append a line, whole: `since` (seconds since the epoch) and now."""
+    """Append a line in one write: `since` (seconds since the epoch) and now."""
     ran = time.time()
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.write(descriptor, (json.dumps([since, ran]) + "\n").encode())
@@ -22,7 +22,7 @@ def write_stamp(since: float, path: str) -> None:
 
 
 def late_ms(path: Path, *, expected: int) -> list[float]:
-    """Milliseconds between both for each line; below zero is early. Raises `RuntimeError` if one is missing or ran twice."""
+    """The lateness of each line in ms. Raises `RuntimeError` if a task did not run, or ran twice."""
     lines = path.read_text().splitlines() if path.exists() else []
     if len(lines) != expected:
         msg = f"{expected} tasks were published, and {len(lines)} ran"

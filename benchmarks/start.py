@@ -1,4 +1,4 @@
-"""From `delay()` to the task's first line, with a worker that waits for work or that is under a steady load."""
+"""The time from `delay()` to the task's first line, with an idle worker or under a steady load."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WARM_UP = 50
 
 
 def start(name: str, *, tasks: int, per_second: float) -> dict[str, Figure]:
-    """Publish so many tasks at random moments, all sides together so many a second: milliseconds from the call to the task."""
+    """Publish tasks at random times, `per_second` on all sides together: the milliseconds from the call to the task."""
     with side(name) as here, here.worker():
         noop, stamp, path = here.sender("noop"), here.sender("stamp"), here.folder / "stamps"
         for _ in range(WARM_UP):

@@ -1,8 +1,7 @@
-"""Fills a broker with waiting, delayed or dead messages, by the product's own transitions: many of them in one round trip.
+"""Fills a broker with waiting, delayed or dead messages by the product's own transitions, many in one round trip.
 
-A transition calls its script on a client. Here that client stores the calls, and sends them together; their answers are read
-afterwards and must all be `done`. So the broker holds the same messages that a worker would have put there, and a million of them
-take minutes and not an hour.
+A transition calls its script on a client. This client stores the calls and sends them together. Then it reads the answers, which
+must all be `done`. So the broker has the same messages as by a worker, and a million of them take minutes instead of an hour.
 """
 
 from __future__ import annotations
@@ -26,15 +25,15 @@ if TYPE_CHECKING:
 __all__ = ["TASK", "Stock"]
 
 TASK = "benchmarks.app.noop"
-#: The queue from which the messages are received, which no worker consumes, and the name of the worker that receives them.
+#: The queue from which messages are received (no worker consumes it), the owner token, and the name of the worker.
 QUEUE, OWNER, WORKER = "stock", "stock", "worker@shop"
-#: Messages in one round trip, and in one call of the receive script.
+#: The number of messages in one round trip, and in one call of the receive script.
 BATCH, RECEIVED = 2048, 64
 TRACEBACK = "Traceback (most recent call last):\n" + '  File "shop/tasks.py", line 42, in charge\n    raise Declined(card)\n' * 6
 
 
 class _Later:
-    """A stand-in for a transition's client: it stores each call, as it goes over the wire, and answers `done` at once."""
+    """A client for transitions that stores each encoded call, and answers `done` at once."""
 
     def __init__(self) -> None:
         self.calls: list[bytes] = []
@@ -44,7 +43,7 @@ class _Later:
         return self
 
     def release(self, connection: _Later) -> None:
-        """There is nothing to release."""
+        """Do nothing."""
 
     def call_with_retry(self, ask: Callable[[], Any], fail: Any) -> Any:  # noqa: ARG002 - redis-py's signature
         return ask()
@@ -56,7 +55,7 @@ class _Later:
         return b"done"
 
     def flush(self, client: Redis) -> None:
-        """Send them all. Raises `RuntimeError` if one was not done, and what redis-py raises."""
+        """Send all stored calls. Raises `RuntimeError` if an answer is not `done`, and redis-py's errors."""
         connection = client.connection_pool.get_connection()
         try:
             connection.send_packed_command([b"".join(self.calls)])
@@ -83,13 +82,13 @@ class Stock:
             client.script_load(Script(name).text)
 
     def wait(self, count: int, queue: str = QUEUE) -> None:
-        """So many messages wait in a queue, as plain Celery's producer would have put them there."""
+        """Put messages into a queue, as a plain producer does."""
         while count > 0:
             self.client.lpush(self.keys.list(queue), *(sealed(_message()) for _ in range(min(count, BATCH))))
             count -= BATCH
 
     def delay(self, count: int, list_name: str, seconds: float) -> None:
-        """So many messages wait in the delay store for so long, each due a moment after the one before it."""
+        """Put messages into the delay store. Ten of them are due in each millisecond."""
         base = self._own.now_ms() + round(seconds * 1000)
         for at, (tag, message) in enumerate(self._held(count)):
             event = _event(message, Outcome.DEFERRED)
@@ -97,7 +96,7 @@ class Stock:
             self._transport.defer(tag, list_name, sealed(message), task_id=task_id, event=event, due_ms=base + at // 10)
 
     def kill(self, count: int, queue: str, dead_letter_queue: str) -> None:
-        """So many messages of `queue` die, and are dead letters in `dead_letter_queue`."""
+        """Put dead letters of `queue` into `dead_letter_queue`."""
         failed = Failed(type="shop.Declined", message="card declined", traceback=TRACEBACK, fingerprint="0123456789abcdef")
         for tag, message in self._held(count):
             now = int(time.time() * 1000)
@@ -116,9 +115,9 @@ class Stock:
             self._transport.dead_letter(tag, sealed(letter), dead_letter_queue=dead_letter_queue, queue=queue, event=event)
 
     def _held(self, count: int) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Messages that were published and received; the caller's transitions of them are carried out batch by batch.
+        """Publish and receive messages. The caller's transitions of them are sent batch by batch.
 
-        The outcome log is emptied after each batch, as an exporter does.
+        The outcome log is emptied after each batch.
         """
         self._own.leases.register(OWNER, {"worker": WORKER})
         self._received = 0
@@ -136,7 +135,7 @@ class Stock:
         self._own.leases.unregister(OWNER)
 
     def _receive(self, count: int) -> list[str]:
-        """The tags of the oldest `count` messages, now held."""
+        """Receive the oldest `count` messages. Returns their tags."""
         keys, receive = self.keys, Script("receive")
         tags: list[str] = []
         fixed = [keys.unacked, keys.unacked_index, keys.received(OWNER), keys.leases, keys.woken(OWNER)]
@@ -154,7 +153,7 @@ class Stock:
 
 
 def _message() -> dict[str, Any]:
-    """A message as Celery publishes it to redelivery's queue."""
+    """A message as Celery publishes it."""
     task_id = str(uuid.uuid4())
     return {
         "body": "W1tdLCB7fSwgeyJjYWxsYmFja3MiOiBudWxsLCAiZXJyYmFja3MiOiBudWxsLCAiY2hhaW4iOiBudWxsLCAiY2hvcmQiOiBudWxsfV0=",

@@ -1,6 +1,6 @@
-"""From the rounds of a comparison to its medians and the spread of its paired ratios. Pure: numbers in, numbers out.
+"""Computes medians and the spread of paired ratios from the rounds of a comparison.
 
-A ratio belongs to one round, in which both sides ran one after the other, so that other work of the machine slowed both.
+A ratio belongs to one round, in which both sides ran one after the other, so other load of the machine affects both.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ BASE, OURS = "plain", "redelivery"
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """Ours against the base: the median of the rounds, and the lowest and the highest of them."""
+    """The ratio of redelivery to the base: the median, lowest and highest of the rounds."""
 
     median: float
     lowest: float
@@ -30,7 +30,7 @@ class Ratio:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One figure of a comparison. `medians` by side; `ratio` is None if one of both has no such figure above 0."""
+    """One figure of a comparison. `medians` is by side. `ratio` is None if a side has no such figure above 0."""
 
     name: str
     unit: str
@@ -40,7 +40,7 @@ class Row:
 
 
 def summarised(rounds: Sequence[Mapping[str, Mapping[str, Figure]]]) -> list[Row]:
-    """A row for each figure that any side has, in the order in which they first appear. `rounds`: side → figure → number."""
+    """A row for each figure of any side, in the order of appearance. `rounds` have side → figure → number."""
     first: dict[str, Figure] = {}
     for sides in rounds:
         for figures in sides.values():
@@ -73,7 +73,7 @@ def _has(sides: Mapping[str, Mapping[str, Figure]], side: str, name: str) -> boo
 
 
 def meets(row: Row, aim: float) -> bool | None:
-    """Whether a figure is as good as its aim: its ratio to the base, or its value if nothing is compared; None: not measured."""
+    """Whether the ratio meets the aim, or the value if there is no base. None if it was not measured."""
     value = row.ratio.median if row.ratio is not None else None if BASE in row.medians else row.medians.get(OURS)
     if value is None:
         return None

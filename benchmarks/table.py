@@ -1,4 +1,4 @@
-"""The table of results in the README, between its two markers, made from the results that are kept."""
+"""The table of results in the README, between two markers, made from the result files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PICTURE = "Above 1 redelivery is better:\n\n![ratios](plots/ratios.svg)\n"
 
 
 def fill(readme: Path, results: Mapping[str, Result]) -> None:
-    """Write the table into the README. Raises `ValueError` if its markers are not there."""
+    """Write the table into the README. Raises `ValueError` without the markers."""
     text = readme.read_text()
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
@@ -34,7 +34,7 @@ def fill(readme: Path, results: Mapping[str, Result]) -> None:
 
 
 def table(results: Mapping[str, Result]) -> str:
-    """All results, in the order of the comparisons; a result names its machine if it is not that of the result before."""
+    """All results, in the order of the comparisons. A result names its machine if the last result has another one."""
     parts, said = [PICTURE], ""
     for name in COMPARISONS:
         if name in results:
@@ -77,7 +77,7 @@ def _aim(row: Row, aim: float | None) -> str:
 
 
 def number(value: float) -> str:
-    """A number as a reader wants it: three figures, and a comma for thousands."""
+    """A number with three digits, and commas for thousands."""
     if abs(value) >= 100:  # noqa: PLR2004 - no decimals from here on
         return f"{value:,.0f}"
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}".removesuffix(".00")  # noqa: PLR2004 - one decimal from here on

@@ -1,4 +1,4 @@
-"""OpenTelemetry's SDK for the benchmarks: spans are serialized as for a collector, and thrown away."""
+"""OpenTelemetry's SDK for the benchmarks. Spans are serialized as for a collector, and discarded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["instrument", "tell"]
 
 
 def tell() -> None:
-    """Set the SDK up, with the sampler that the environment names; for spans only, if it asks for no metrics."""
+    """Set up the SDK with the sampler of the environment. `BENCH_METERS=none` leaves metrics out."""
     from opentelemetry import metrics, trace  # noqa: PLC0415 - few sides have it
     from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans  # noqa: PLC0415
     from opentelemetry.sdk.metrics import MeterProvider  # noqa: PLC0415
@@ -23,7 +23,7 @@ def tell() -> None:
     from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult  # noqa: PLC0415
 
     class Encoded(SpanExporter):
-        """Makes the bytes that a collector would get."""
+        """Encodes spans as for a collector."""
 
         def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
             encode_spans(spans).SerializeToString()
@@ -37,7 +37,7 @@ def tell() -> None:
 
 
 def instrument() -> None:
-    """Let OpenTelemetry's own instrumentation of Celery make spans of publications and runs."""
+    """Activate OpenTelemetry's own instrumentation of Celery."""
     from opentelemetry.instrumentation.celery import CeleryInstrumentor  # noqa: PLC0415 - few sides have it
 
     CeleryInstrumentor().instrument()  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""The ordinary path and the failing path: tasks, or attempts, that one worker runs in a second, and the cost of each."""
+"""The ordinary path and the failing path: tasks or attempts of one worker in a second, and the cost of each."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def ordinary(
     settings: dict[str, Any] | None = None,
     **broker: Any,
 ) -> dict[str, Figure]:
-    """Publish so many tasks that do nothing, then let one worker run them.
+    """Publish no-op tasks, then let one worker run them.
 
-    With `results` each task has a result, which is kept. `settings` are redelivery's, and `broker` is as for `sides.side`. The
-    clock starts when all of the worker's processes consume; tasks that they had run before do not count.
+    With `results` each task stores a result. `settings` are redelivery's; `broker` goes to `sides.side`. The clock starts when all
+    of the worker's processes consume. Tasks that ran earlier do not count.
     """
     with side(name, settings, results=results, **broker) as here:
         send = here.sender("answer" if results else "noop")
@@ -55,7 +55,7 @@ def ordinary(
 
 
 def failing(name: str, *, tasks: int, **broker: Any) -> dict[str, Figure]:
-    """So many tasks that fail five times, a second apart: attempts a second, from when the worker consumes to the last one."""
+    """Tasks that fail five times, a second apart: attempts a second, from the worker's start to the last attempt."""
     with side(name, POLICY, **broker) as here:
         send = here.sender("failing")
         for _ in range(tasks):

@@ -1,17 +1,17 @@
-"""The operator's page over very many dead letters: how fast each screen is, and what it costs the broker beside a worker.
+"""The operator's page over very many dead letters: the speed of each screen, and its load on the broker while a worker runs.
 
-The page is a process of its own, and gets HTTP requests, one after the other. Most screens are sent whole. A screen that searches
-sends its head first: then the time until its end is measured too. Then tasks are published at a steady rate and a worker runs them:
-without a page, with 200 open pages of live figures, while somebody opens a screen each second, and while a dry run counts all dead
-letters. For each, the broker's processor time and the lateness of tasks are reported. Then eight people request one screen again
-and again, without a pause, beside the same worker: this is the highest load of that screen on the broker. At the end all of it
-happens at once: people who search, people who open screens, a dry run, and the 200 open pages.
+1. The page gets HTTP requests, one after the other. For screens that search, and so send their head first, the time until the end
+   is measured, too.
+2. A worker runs tasks that are published at a steady rate: without a page, with 200 open pages of live figures, with a user who
+   opens a screen each second, and during a dry run of all dead letters. The broker's processor time and the lateness of tasks are
+   measured.
+3. Eight users request one screen again and again, without a pause: the highest load of that screen.
+4. All at once: users who search, users who open screens, a dry run, and 200 open pages.
 
-On RabbitMQ the load is measured in the same way, with far fewer dead letters: the page reads them only when a user asks for a look.
+On RabbitMQ the load is measured in the same way, with far fewer dead letters: the page reads them only when a user asks for it.
 
-Three screens cost more than the others, and are measured apart: Task, which searches the newest 20,000 messages of each list and as
-many events; a dry run of all dead letters, from its first byte to its end; and Books, in which every life is wrong, and which does
-not use the broker.
+Three expensive screens are measured separately: Task, which searches the newest 20,000 messages of each list and as many events; a
+dry run of all dead letters; and Books, in which every life is wrong, and which does not use the broker.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ if TYPE_CHECKING:
 __all__ = ["page", "page_on_rabbitmq"]
 
 LETTERS = f"DLQ.{QUEUE}"
-#: How often each screen is opened; tasks in a second; open pages; how long each load lasts (seconds).
+#: Requests of each screen; tasks in a second; open pages; seconds of each load.
 LOOKS, PER_SECOND, PAGES, SPAN = 40, 250, 200, 15.0
 HOUR = 3600.0
-#: How often an expensive screen is opened, and how many people request one without a pause.
+#: Requests of an expensive screen; users who request a screen without a pause.
 HEAVY, PEOPLE = 10, 8
-#: The screens that people open. The causes are the last one: they are counted for a minute after a request.
+#: The ordinary screens. The causes come last, because they are counted for a minute after a request.
 NEWEST = f"/letters?queue={LETTERS}"
 SCREENS = {
     "overview": "/",
@@ -65,31 +65,31 @@ SCREENS = {
     "operations": "/operations",
     "causes": "/causes",
 }
-#: Searches without a match: each reads as much as it may.
+#: Searches without a match, which read as much as they may.
 NOWHERE = f"/task?id={'0' * 12}"
 SEARCHES = {
     "letters_none_chosen": f"{NEWEST}&exception=Nothing",
     "letter_nowhere": f"/letter?queue={LETTERS}&id={'0' * 12}",
     "task": NOWHERE,
 }
-#: Seconds between two looks into a dead-letter queue of RabbitMQ: the result of a look is shown for so long at least.
+#: The seconds between two looks into a dead-letter queue of RabbitMQ. The page shows a result at least that long.
 LOOKS_APART = 10.0
-#: A dry run of all dead letters; the time between two looks whether it has ended (seconds), and how long it may take.
+#: A dry run of all dead letters; the seconds between two checks of its end; its timeout in seconds.
 DRY_RUN, LOOK, TIMEOUT = f"/operations/preview?kind=redrive&queue={LETTERS}", 0.25, 1800.0
 
 
 def page(name: str, *, letters: int, delayed: int) -> dict[str, Figure]:
-    """The screens over so many dead letters and delayed messages, then the load. Raises `RuntimeError` if a screen fails."""
+    """Measure the screens and the load, with dead letters and delayed messages. Raises `RuntimeError` if a screen fails."""
     with side(name) as here:
         stock = Stock(here.client)
         stock.kill(letters, QUEUE, LETTERS)
-        stock.delay(delayed, "stock", HOUR)  # in another queue, so that the end of the worker's tasks can be seen
+        stock.delay(delayed, "stock", HOUR)  # in another queue, so that the worker's queue becomes empty
         with here.worker():
             found = _loaded(here, "without_page")
         with WebPage("benchmarks.app", here.folder, env=dict(os.environ)) as served:
             operator = served.operator()
             found |= _looks(operator, "causes_first", "/causes", 1, is_first=True, searches=True) | _screens(operator, letters)
-            time.sleep(UNREAD)  # until the count of the causes, which nobody requests any more, has stopped
+            time.sleep(UNREAD)  # until the count of the causes has stopped
             with here.worker():
                 found |= _looks(operator, "workers", "/workers")
                 found |= _price(here, served, operator)
@@ -101,14 +101,14 @@ def page(name: str, *, letters: int, delayed: int) -> dict[str, Figure]:
             operator = served.operator()
             found |= _looks(operator, "books", "/books", HEAVY, searches=True)
             found |= _dry_run(here, operator)
-            time.sleep(FRESH)  # until the count is out of date, so that the next request begins another one
+            time.sleep(FRESH)  # until the count is out of date, so that the next request counts again
             with here.worker(), _doing(lambda: _get(operator, DRY_RUN), pause=1.0):
                 found |= _loaded(here, "dry_run")
                 return found | _together(here, served, operator)
 
 
 def page_on_rabbitmq(name: str, *, letters: int, delayed: int, broker: str) -> dict[str, Figure]:
-    """The load on RabbitMQ, with so many dead letters and delayed messages. Raises `RuntimeError` if a screen fails."""
+    """Measure the load on RabbitMQ, with dead letters and delayed messages. Raises `RuntimeError` if a screen fails."""
     settings = {"queues": {"#": {"max_delivery_attempts": 1}}}
     with side(name, settings, broker=broker) as here, here.worker():
         fail = here.sender("failing")
@@ -130,7 +130,7 @@ def page_on_rabbitmq(name: str, *, letters: int, delayed: int, broker: str) -> d
 
 
 def _screens(operator: Visitor, letters: int) -> dict[str, Figure]:
-    """Milliseconds until each screen's first byte: the median of all looks, and the longest."""
+    """The milliseconds until the first byte of each screen: median and longest."""
     href = _get(operator, NEWEST).text.partition('href="/letter?')[2].partition('"')[0].replace("&amp;", "&")
     screens = {name: path for name, path in SCREENS.items() if name != "workers"} | {
         "letters_in_the_middle": f"{NEWEST}&before={letters // 2}",
@@ -146,9 +146,9 @@ def _screens(operator: Visitor, letters: int) -> dict[str, Figure]:
 def _looks(
     operator: Visitor, name: str, path: str, count: int = LOOKS, *, is_first: bool = False, searches: bool = False
 ) -> dict[str, Figure]:
-    """Milliseconds until the first byte of one screen; for a screen that searches, also until its end."""
+    """The milliseconds until the first byte of a screen; for a screen that searches, also until its end."""
     if not is_first:
-        _get(operator, path)  # a first request imports modules
+        _get(operator, path)  # the first request imports modules
     looks = [_get(operator, path) for _ in range(count)]
     took, whole = [each.first for each in looks], percentile([each.whole for each in looks], 0.5)
     found = {name: less(percentile(took, 0.5), "ms"), f"{name}_longest": less(max(took), "ms")}
@@ -156,7 +156,7 @@ def _looks(
 
 
 def _task(here: Side, operator: Visitor) -> dict[str, Figure]:
-    """The screen Task for a dead letter and for an unknown task: the first byte, and the cost of one request for the broker."""
+    """The screen Task for a dead letter and for an unknown task: the times, and the broker's processor time of one request."""
     [letter] = [Letter.of(raw) for raw in here.client.lrange(LETTERS, 0, 0)]
     found: dict[str, Figure] = {}
     for name, task_id in (("task", letter.task_id), ("task_nowhere", "0" * 12)):
@@ -167,7 +167,7 @@ def _task(here: Side, operator: Visitor) -> dict[str, Figure]:
 
 
 def _dry_run(here: Side, operator: Visitor) -> dict[str, Figure]:
-    """A dry run of all dead letters, without other load: its first byte, how long it counts, and its cost for the broker."""
+    """A dry run of all dead letters without other load: its first byte, its duration, and its load on the broker."""
     used, began = here.broker_seconds(), time.monotonic()
     look = _get(operator, DRY_RUN)
     first = look.first
@@ -215,7 +215,7 @@ def _get(operator: Visitor, path: str) -> Look:
 
 
 def _price(here: Side, served: WebPage, operator: Visitor) -> dict[str, Figure]:
-    """The broker's processor time, and how late tasks begin: with many open pages, and while somebody browses."""
+    """The load with many open pages, and with a user who browses."""
     with _open_pages(served, operator):
         found = _loaded(here, "open_pages")
     screens = itertools.cycle(SCREENS.values())
@@ -225,7 +225,7 @@ def _price(here: Side, served: WebPage, operator: Visitor) -> dict[str, Figure]:
 
 @contextmanager
 def _open_pages(served: WebPage, operator: Visitor) -> Iterator[None]:
-    """So many pages whose figures are live."""
+    """Open `PAGES` pages with live figures."""
     with ExitStack() as stack:
         for _ in range(PAGES):
             stack.enter_context(_opened(served, operator))
@@ -233,7 +233,7 @@ def _open_pages(served: WebPage, operator: Visitor) -> Iterator[None]:
 
 
 def _most(here: Side, operator: Visitor, screens: Mapping[str, str]) -> dict[str, Figure]:
-    """The broker's processor time for one screen when people request it again as soon as they have it."""
+    """The load of each screen when users request it without a pause."""
     found: dict[str, Figure] = {}
     for name, path in screens.items():
         with _doing(functools.partial(operator.get, path), people=PEOPLE):
@@ -243,7 +243,7 @@ def _most(here: Side, operator: Visitor, screens: Mapping[str, str]) -> dict[str
 
 
 def _together(here: Side, served: WebPage, operator: Visitor) -> dict[str, Figure]:
-    """All at once: open pages, a dry run, people who search, and as many who open one screen after the other, without a pause."""
+    """The load of everything at once: open pages, a dry run, users who search, and users who open screens, without a pause."""
     screens, lock = itertools.cycle(SCREENS.values()), threading.Lock()
 
     def look_around() -> None:
@@ -258,7 +258,7 @@ def _together(here: Side, served: WebPage, operator: Visitor) -> dict[str, Figur
 
 @contextmanager
 def _doing(act: Callable[[], object], *, people: int = 1, pause: float = 0.0) -> Iterator[None]:
-    """So many people do something again and again, with a pause (seconds) after each time. Raises what the action raised."""
+    """Let users repeat an action, with a pause (seconds) between. Raises the error of the action."""
     enough = threading.Event()
 
     def go_on() -> None:
@@ -276,7 +276,7 @@ def _doing(act: Callable[[], object], *, people: int = 1, pause: float = 0.0) ->
 
 
 def _opened(served: WebPage, operator: Visitor) -> socket.socket:
-    """Open one more page with live figures, and wait for its first ones."""
+    """Open a page with live figures, and wait for the first figures."""
     cookie = "; ".join(f"{name}={value}" for name, value in operator.cookies.items())
     stream = socket.create_connection((operator.host, served.port), timeout=30)
     stream.sendall(f"GET /live HTTP/1.1\r\nHost: 127.0.0.1\r\nCookie: {cookie}\r\n\r\n".encode())
@@ -287,7 +287,7 @@ def _opened(served: WebPage, operator: Visitor) -> socket.socket:
 
 
 def _loaded(here: Side, name: str) -> dict[str, Figure]:
-    """Publish tasks for a while, at a steady rate: the broker's processor time, and how late the tasks began."""
+    """Publish tasks at a steady rate: the broker's processor time, and the lateness of tasks."""
     stamp, path, count = here.sender("stamp"), here.folder / name, 0
     began, used, due = time.monotonic(), here.broker_seconds(), time.time()
     while time.monotonic() - began < SPAN:

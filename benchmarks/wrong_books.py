@@ -1,4 +1,4 @@
-"""Books of many lives that are all wrong, as `redelivery reconcile` would write them, for the page that shows them."""
+"""Books in which every life is wrong, in the format of `redelivery reconcile`, for the page that shows them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["write_books"]
 
-#: Lives that are written at once; when the first of them began (ms), and the steps of their tasks.
+#: The number of lives that are written at once, the start of the first life (ms), and the steps of a life.
 BATCH, BEGAN_MS, OUTCOMES = 50_000, 1_769_860_800_000, ("published", "received", "dead_lettered")
 _EVENT = pa.struct(
     {
@@ -35,7 +35,7 @@ _SCHEMA = pa.schema(
 
 
 def write_books(folder: Path, lives: int) -> Path:
-    """Write so many lives whose dead letters are missing; returns the folder."""
+    """Write lives whose dead letters are missing. Returns the folder."""
     (folder / "verdicts").mkdir(parents=True)
     with parquet.ParquetWriter(folder / "verdicts" / "part-0.parquet", _SCHEMA) as file:
         for start in range(0, lives, BATCH):

@@ -1,1 +1,1 @@
-"""The peers: other task queues on the same kind of broker, as their own manuals start them."""
+"""The peers: other task queues on the same kind of broker, started as their manuals say."""

@@ -28,16 +28,16 @@ class DramatiqSide(Side):
         return send
 
     def send_later(self, task: str, seconds: float, *args: Any) -> None:
-        """With a delay, in whole milliseconds, as Dramatiq takes it."""
+        """Publish with a delay in whole milliseconds."""
         self._actor(task).send_with_options(args=args, delay=max(round(seconds * 1000), 0))
 
     def command(self, pool: str, concurrency: int) -> list[str]:
-        """So many processes of one thread, or one process of so many threads."""
+        """Processes of one thread, or one process with threads."""
         processes, threads = (concurrency, 1) if pool == "prefork" else (1, concurrency)
         return [sys.executable, "-m", "dramatiq", TASKS, "--processes", str(processes), "--threads", str(threads)]
 
     def idle_command(self, count: int) -> list[str]:
-        """One main process with so many worker processes."""
+        """One main process with `count` worker processes."""
         return self.command("prefork", count)
 
     def waiting(self) -> int:

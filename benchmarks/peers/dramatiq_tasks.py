@@ -34,7 +34,7 @@ def noop(*_: Any) -> None:
 
 @dramatiq.actor(max_retries=4)
 def failing() -> None:
-    """Fails; five attempts, exactly a second apart: Dramatiq's own backoff would shorten the delays at random, by half at most."""
+    """Fails: five attempts, exactly a second apart. Dramatiq's own backoff has random delays."""
     msg = "again"
     raise dramatiq.Retry(msg, delay=1000)
 

@@ -19,11 +19,11 @@ __all__ = ["RqSide"]
 
 
 class RqSide(Side):
-    """RQ. Results are not kept."""
+    """RQ, without results."""
 
     @cached_property
     def queue(self) -> Queue:
-        """Its one queue."""
+        """The only queue."""
         return Queue(connection=self.server.client)
 
     def sender(self, task: str) -> Callable[..., Any]:
@@ -32,26 +32,26 @@ class RqSide(Side):
         return partial(self.queue.enqueue, getattr(rq_tasks, task), result_ttl=0, retry=retry)
 
     def send_later(self, task: str, seconds: float, *args: Any) -> None:
-        """For the scheduler, which looks once a second."""
+        """Publish to the scheduler, which checks once a second."""
         self.queue.enqueue_in(timedelta(seconds=max(seconds, 0)), getattr(rq_tasks, task), *args, result_ttl=0)
 
     def command(self, pool: str, concurrency: int) -> list[str]:
-        """RQ has only processes. Raises `ValueError` for another pool."""
+        """The command of a worker. Raises `ValueError` for a pool of threads."""
         if pool != "prefork":
             msg = f"RQ has no pool {pool!r}"
             raise ValueError(msg)
         return self.idle_command(concurrency)
 
     def idle_command(self, count: int) -> list[str]:
-        """So many workers."""
+        """The command of `count` workers."""
         return [sys.executable, "-m", "benchmarks.peers.rq_worker", str(count)]
 
     def says_ready(self) -> int:
-        """A worker is in this set once it consumes."""
+        """The number of consuming workers."""
         return int(self.client.scard("rq:workers"))
 
     def waiting(self) -> int:
-        """How many jobs are in the queue, being taken from it, running, or scheduled."""
+        """The number of jobs that are queued, being dequeued, running or scheduled."""
         with self.client.pipeline(transaction=False) as pipe:
             pipe.llen("rq:queue:default")
             pipe.llen("rq:queue:default:intermediate")

@@ -14,7 +14,7 @@ def noop(*_: Any) -> None:
 
 
 def failing() -> None:
-    """Fails; it is published with four retries, a second apart."""
+    """Fails. It is published with four retries, a second apart."""
     raise RuntimeError
 
 

@@ -1,6 +1,6 @@
-"""So many RQ workers below one process: RQ's default worker, which forks for each job, with its scheduler.
+"""Starts RQ workers below one process (`python -m benchmarks.peers.rq_worker COUNT`): RQ's default worker with its scheduler.
 
-`python -m benchmarks.peers.rq_worker COUNT`. RQ's own worker pool does the same, but starts no scheduler.
+RQ's own worker pool starts no scheduler.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Fork, and wait until all have ended."""
+    """Fork the workers, and wait until all have ended."""
     for _ in range(int(sys.argv[1])):
         if os.fork() == 0:
             connection = Redis(unix_socket_path=os.environ["BENCH_SOCKET"])
