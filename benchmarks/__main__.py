@@ -27,7 +27,6 @@ HERE = Path(__file__).resolve().parent
 
 
 def main(words: list[str] | None = None) -> int:
-    """The command line."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the running measurement is ended, too
     parser = _parser()
     given = parser.parse_args(words)

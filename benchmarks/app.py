@@ -34,7 +34,6 @@ if os.environ["BENCH_SIDE"] == "redelivery":
 
 @worker_ready.connect
 def ready(**_: Any) -> None:
-    """Report that the worker consumes."""
     Path(f"{os.environ['BENCH_READY']}.{os.getpid()}").touch()
 
 
@@ -56,7 +55,6 @@ def noop(*_: Any) -> None:
 
 @app.task
 def answer() -> int:
-    """Has a result."""
     return 42
 
 
@@ -74,7 +72,6 @@ def failing() -> None:
 
 @app.task(ignore_result=True)
 def stamp(since: float, path: str) -> None:
-    """Notes when it ran."""
     write_stamp(since, path)
 
 
@@ -95,7 +92,6 @@ def held(path: str) -> None:
 
 
 def _note(path: str, line: str) -> None:
-    """Append one line, in one write."""
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.write(descriptor, f"{line}\n".encode())
     os.close(descriptor)

@@ -56,7 +56,6 @@ def kept(name: str, written: Callable[[Path], None]) -> Path:
 
 
 def write(table: DataFrame, place: Path) -> None:
-    """Append a table to a folder, as Parquet."""
     table.write.mode("append").parquet(str(place))
 
 

@@ -34,18 +34,15 @@ class CelerySide(Side):
 
     @property
     def app(self) -> Celery:
-        """The app, as a producer."""
         return importlib.import_module("benchmarks.app").app
 
     def _task(self, name: str) -> Any:
         return self.app.tasks[f"benchmarks.app.{'autoretried' if (name, self.name) == ('failing', 'plain') else name}"]
 
     def sender(self, task: str) -> Callable[..., Any]:
-        """The task's `delay`."""
         return partial(self._task(task).delay)
 
     def send_later(self, task: str, seconds: float, *args: Any) -> None:
-        """Publish with a countdown."""
         self._task(task).apply_async(args, countdown=seconds)
 
     def command(self, pool: str, concurrency: int) -> list[str]:

@@ -57,7 +57,6 @@ class Comparison:
 
     @property
     def broker(self) -> str:
-        """The broker of all sides."""
         return str(self.options.get("broker", BROKERS[0]))
 
     def scaled(self, scale: float) -> dict[str, int]:
@@ -65,7 +64,6 @@ class Comparison:
         return {name: each.scaled(scale) for name, each in self.amounts.items()}
 
     def run(self, side: str, scale: float) -> dict[str, Figure]:
-        """Measure one side, in this process."""
         module, _, function = self.measure.partition(":")
         amounts = self.scaled(scale * self.fewer.get(side, 1.0))
         figures: dict[str, Figure] = getattr(importlib.import_module(module), function)(side, **amounts, **self.options)

@@ -56,7 +56,6 @@ def measured(tree: Path, tasks: int) -> dict[str, float]:
 
 
 def main() -> None:
-    """The command."""
     parser = argparse.ArgumentParser(prog="./dev python -m benchmarks.earlier")
     parser.add_argument("commit", help="the commit to compare with, as git names it")
     parser.add_argument("--rounds", type=int, default=5, help="how many pairs (5)")

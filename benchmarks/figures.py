@@ -24,11 +24,9 @@ class Figure:
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> Self:
-        """The figure from its JSON."""
         return cls(float(row["value"]), str(row["unit"]), row["better"])
 
     def to_row(self) -> dict[str, Any]:
-        """The figure as JSON."""
         return asdict(self)
 
 

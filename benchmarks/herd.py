@@ -36,7 +36,6 @@ def main() -> None:
 
 
 def _wait_for(count: int) -> None:
-    """Wait until `count` workers consume."""
     ready = Path(os.environ["BENCH_READY"])
     while len(list(ready.parent.glob(f"{ready.name}.*"))) < count:
         time.sleep(0.02)

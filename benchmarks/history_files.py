@@ -71,7 +71,6 @@ class _Files:
             self._flush(number)
 
     def close(self) -> None:
-        """Write the remaining rows."""
         for number, writer in enumerate(self._writers):
             self._flush(number)
             writer.close()

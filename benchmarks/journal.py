@@ -44,7 +44,6 @@ def _apart(work: str, tasks: int, queue_type: str, journal: str) -> dict[str, fl
 
 
 def main() -> None:
-    """The command."""
     parser = argparse.ArgumentParser(prog="./dev python -m benchmarks.journal")
     parser.add_argument("--work", choices=list(TASKS), default="noop", help="tasks that do nothing, or that fail five times")
     parser.add_argument("--queue", choices=["classic", "quorum"], default="classic")

@@ -137,7 +137,6 @@ class PlainClient(Connection):
         """Not used: a plain client watches no keys."""
 
     def begin(self, after: float) -> None:
-        """Schedule the first request."""
         self.fleet.at(time.monotonic() + after, self.ask)
 
     def ask(self) -> None:
@@ -270,7 +269,6 @@ class Fleet:
             client.begin(RENEW * number / count)
 
     def at(self, when: float, work: Callable[[], None]) -> None:
-        """Call `work` at this time."""
         self.number += 1
         heapq.heappush(self.timers, (when, self.number, work))
 
@@ -296,7 +294,6 @@ class Fleet:
         return pushed
 
     def close(self) -> None:
-        """Close all connections."""
         for each in self.clients:
             each.socket.close()
         self.selector.close()
@@ -356,7 +353,6 @@ def curves(rows: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    """The command."""
     parser = argparse.ArgumentParser(prog="./dev python -m benchmarks.light_fleet")
     parser.add_argument("--clients", default="16,100,1000,10000", help="how many, several with commas (16,100,1000,10000)")
     parser.add_argument("--server", choices=["valkey", "redis"], default="redis")

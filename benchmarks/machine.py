@@ -41,7 +41,6 @@ def wait_for_calm(below: float, say: Callable[[str], None]) -> bool:
 
 
 def machine() -> dict[str, Any]:
-    """Processor, memory and kernel."""
     return {
         "processor": _processor(),
         "cores": os.cpu_count(),

@@ -17,7 +17,6 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """The command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.measure")
     parser.add_argument("comparison", choices=list(COMPARISONS))
     parser.add_argument("side")

@@ -114,7 +114,6 @@ def _turned(ratio: Ratio, *, more: bool) -> tuple[float, float, float]:
 
 
 def svg(canvas: Canvas) -> str:
-    """The text of the SVG file."""
     drawn = io.StringIO()
     canvas.savefig(drawn, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     text = drawn.getvalue().replace(INK, "currentColor")

@@ -23,7 +23,6 @@ INSTALL = "py-spy is not on the path: install it with `pipx install py-spy`, or 
 
 
 def is_installed() -> bool:
-    """Whether there is a py-spy."""
     return shutil.which("py-spy") is not None
 
 

@@ -122,7 +122,6 @@ def prove_by_day(
 
 
 def main() -> int:
-    """Prove, and print the scores."""
     from redelivery.workers.reconciliation.spark.session import session  # noqa: PLC0415 - as above
 
     parser = argparse.ArgumentParser(description=__doc__)

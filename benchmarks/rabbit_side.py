@@ -85,7 +85,6 @@ class RabbitSide(CelerySide):
 
     @property
     def host(self) -> Rabbit:
-        """The virtual host."""
         server: Any = self.server
         return server  # type: ignore[no-any-return]
 
@@ -98,7 +97,6 @@ class RabbitSide(CelerySide):
             return 0
 
     def broker_seconds(self) -> float:
-        """The processor seconds of the node's processes."""
         process = self.host.node.process
         assert process is not None  # noqa: S101 - the node runs as long as this side
         return sum(used(pid) for pid in (process.pid, *below(process.pid)))

@@ -89,7 +89,6 @@ class Timed:
 
     @property
     def phases(self) -> dict[str, float]:
-        """The seconds of each phase."""
         ends = [at for _, at in self._marks[1:]] + [self.seconds]
         return {name: end - at for (name, at), end in zip(self._marks, ends, strict=True)}
 

@@ -39,11 +39,9 @@ class Result:
 
     @property
     def rows(self) -> list[Row]:
-        """The figures with medians and ratios."""
         return summarised(self.pairs)
 
     def to_json(self) -> dict[str, Any]:
-        """The result as JSON."""
         pairs = [
             {side: {name: figure.to_row() for name, figure in figures.items()} for side, figures in pair.items()}
             for pair in self.pairs
@@ -53,7 +51,6 @@ class Result:
 
     @classmethod
     def of(cls, kept: Mapping[str, Any]) -> Self:
-        """The result from its JSON."""
         pairs = tuple(
             {side: {name: Figure.of(row) for name, row in figures.items()} for side, figures in pair.items()}
             for pair in kept["pairs"]
@@ -67,6 +64,5 @@ class Result:
 
 
 def read_all(folder: Path) -> dict[str, Result]:
-    """All results of a folder, by name."""
     found = (Result.of(json.loads(path.read_text())) for path in sorted(folder.glob("*.json")))
     return {each.name: each for each in found}

@@ -24,7 +24,6 @@ class Cost:
 
     @classmethod
     def now(cls, spark: SparkSession) -> Self:
-        """Read the current values."""
         java = below(os.getpid())
         return cls(sum(map(used, java)), _shuffled(spark), sum(map(peak_bytes, [os.getpid(), *java])))
 

@@ -153,7 +153,6 @@ class Stock:
 
 
 def _message() -> dict[str, Any]:
-    """A message as Celery publishes it."""
     task_id = str(uuid.uuid4())
     return {
         "body": "W1tdLCB7fSwgeyJjYWxsYmFja3MiOiBudWxsLCAiZXJyYmFja3MiOiBudWxsLCAiY2hhaW4iOiBudWxsLCAiY2hvcmQiOiBudWxsfV0=",

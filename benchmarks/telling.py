@@ -37,7 +37,6 @@ def tell() -> None:
 
 
 def instrument() -> None:
-    """Activate OpenTelemetry's own instrumentation of Celery."""
     from opentelemetry.instrumentation.celery import CeleryInstrumentor  # noqa: PLC0415 - few sides have it
 
     CeleryInstrumentor().instrument()  # type: ignore[no-untyped-call]

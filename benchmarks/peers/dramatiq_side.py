@@ -23,7 +23,6 @@ class DramatiqSide(Side):
         return getattr(importlib.import_module(TASKS), task)
 
     def sender(self, task: str) -> Callable[..., Any]:
-        """The actor's `send`."""
         send: Callable[..., Any] = self._actor(task).send
         return send
 
@@ -37,7 +36,6 @@ class DramatiqSide(Side):
         return [sys.executable, "-m", "dramatiq", TASKS, "--processes", str(processes), "--threads", str(threads)]
 
     def idle_command(self, count: int) -> list[str]:
-        """One main process with `count` worker processes."""
         return self.command("prefork", count)
 
     def waiting(self) -> int:

@@ -18,7 +18,6 @@ class Ready(dramatiq.Middleware):
     """Reports that a worker process consumes."""
 
     def after_worker_boot(self, broker: dramatiq.Broker, worker: dramatiq.Worker) -> None:  # noqa: ARG002 - Dramatiq's hook
-        """One file for each process."""
         Path(f"{os.environ['BENCH_READY']}.{os.getpid()}").touch()
 
 
@@ -41,5 +40,4 @@ def failing() -> None:
 
 @dramatiq.actor
 def stamp(since: float, path: str) -> None:
-    """Notes when it ran."""
     write_stamp(since, path)

@@ -23,11 +23,9 @@ class RqSide(Side):
 
     @cached_property
     def queue(self) -> Queue:
-        """The only queue."""
         return Queue(connection=self.server.client)
 
     def sender(self, task: str) -> Callable[..., Any]:
-        """The queue's `enqueue`."""
         retry = Retry(max=4, interval=1) if task == "failing" else None
         return partial(self.queue.enqueue, getattr(rq_tasks, task), result_ttl=0, retry=retry)
 
@@ -43,11 +41,9 @@ class RqSide(Side):
         return self.idle_command(concurrency)
 
     def idle_command(self, count: int) -> list[str]:
-        """The command of `count` workers."""
         return [sys.executable, "-m", "benchmarks.peers.rq_worker", str(count)]
 
     def says_ready(self) -> int:
-        """The number of consuming workers."""
         return int(self.client.scard("rq:workers"))
 
     def waiting(self) -> int:

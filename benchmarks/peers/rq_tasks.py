@@ -19,5 +19,4 @@ def failing() -> None:
 
 
 def stamp(since: float, path: str) -> None:
-    """Notes when it ran."""
     write_stamp(since, path)

@@ -82,5 +82,4 @@ class Bench:
 
     @property
     def events(self) -> list[Event]:
-        """The outcome log."""
         return entries(self.client.xrange(self.keys.outcomes))

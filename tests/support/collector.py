@@ -38,7 +38,6 @@ class Told:
 
     @classmethod
     def of(cls, span: Wire) -> Self:
-        """Convert a span from the wire."""
         return cls(
             name=span.name,
             kind=Wire.SpanKind.Name(span.kind).removeprefix("SPAN_KIND_"),

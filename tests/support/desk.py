@@ -45,7 +45,6 @@ def harmless(text: str) -> bool:
 
 
 def body_of(*args: Any, chord: Any = None) -> str:
-    """A task's body, as Celery encodes it."""
     embed = {"callbacks": None, "errbacks": None, "chain": None, "chord": chord}
     return base64.b64encode(json.dumps([list(args), {}, embed]).encode()).decode()
 
@@ -53,7 +52,6 @@ def body_of(*args: Any, chord: Any = None) -> str:
 def task_message(
     task_id: str = "", task: str = "desk.pack", *, body: str | None = None, priority: int = 0, **headers: Any
 ) -> dict[str, Any]:
-    """A message as kombu publishes it."""
     return {
         "body": body_of() if body is None else body,
         "content-type": "application/json",
@@ -98,7 +96,6 @@ class Desk:
 
     @property
     def events(self) -> list[Event]:
-        """The outcome log."""
         raw: Any = self.client.xrange(self.keys.outcomes)
         return entries(raw)
 
@@ -179,13 +176,11 @@ class Desk:
         return [json.loads(raw) for raw in reversed(raws)]
 
     def ids(self, name: str = QUEUE) -> list[str]:
-        """The task ids of the messages of a queue."""
         return [message["headers"]["id"] for message in self.messages(name)]
 
     # the command line
 
     def run(self, *words: str, **options: Any) -> Result:
-        """`redelivery -A <this app>` in this process."""
         sys.modules[self.module.__name__] = self.module
         try:
             return CliRunner().invoke(redelivery, ["-A", self.module.__name__, *words], **options)
@@ -217,7 +212,6 @@ def desk(server: Server) -> Iterator[Desk]:
 
 @pytest.fixture(name="desk")
 def each_desk(any_server: Server) -> Iterator[Desk]:
-    """A desk on each kind of server."""
     made = Desk(any_server)
     yield made
     made.transport.close()

@@ -34,12 +34,10 @@ class Files:
 
     @property
     def queues(self) -> Path:
-        """The folder of the messages."""
         return self.folder / "queues"
 
     @property
     def conf(self) -> dict[str, Any]:
-        """The settings of Celery for this broker."""
         self.queues.mkdir(exist_ok=True)
         options = {"data_folder_in": str(self.queues), "data_folder_out": str(self.queues)}
         options["control_folder"] = str(self.folder / "control")

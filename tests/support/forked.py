@@ -64,7 +64,6 @@ class ForkedProcess:
         return self.ended_with
 
     def send_signal(self, number: int) -> None:
-        """Send a signal if the process has not ended."""
         if self.poll() is None:
             os.kill(self.pid, number)
 

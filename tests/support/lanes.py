@@ -45,12 +45,10 @@ LEFT_OUT = pytest.StashKey[int]()
 
 
 def seed() -> int:
-    """The seed of this run."""
     return int(os.environ.get(VARIABLE, QUICK_SEED))
 
 
 def is_full(config: pytest.Config) -> bool:
-    """Whether this is a run of the full lane."""
     return bool(config.option.full)
 
 
@@ -71,7 +69,6 @@ def _in_full(value: Any) -> Any:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The options of the lanes."""
     group = parser.getgroup("lanes")
     group.addoption("--full", action="store_true", help="run all tests, also those that are marked `full`")
     group.addoption("--seed", type=int, help="of what is drawn at random (with --full: a new one, which is printed; else 1)")
@@ -131,12 +128,10 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 
 def _again(config: pytest.Config) -> str:
-    """The command that draws the same random values."""
     return f"./dev test --full --seed {config.option.seed}" if is_full(config) else "quick (./dev test --full runs all tests)"
 
 
 def _belongs(config: pytest.Config, item: pytest.Item) -> bool:
-    """Whether this run includes the test."""
     return is_full(config) or item.get_closest_marker("full") is None or _is_named(config, item)
 
 

@@ -254,7 +254,6 @@ def need_rabbit() -> None:
 
 @pytest.fixture(scope="session")
 def rabbit_node() -> Iterator[Node]:
-    """The run's node."""
     need_rabbit()
     with shared_node() as node:
         yield node

@@ -67,7 +67,6 @@ class Worker:
         return self.process.wait(seconds)
 
     def kill(self) -> None:
-        """Kill the worker and its children."""
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait(30)
@@ -111,7 +110,6 @@ class Shop:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The environment of this shop's processes."""
         environment = {key: value for key, value in os.environ.items() if not key.startswith(("SHOP_", "REDELIVERY_"))}
         environment.update(
             SHOP_BROKER=self.broker or self.server.url,
@@ -193,15 +191,12 @@ class Shop:
 
     @property
     def events(self) -> list[Event]:
-        """The outcome log."""
         return self.server.events(self.conf.get("prefix", ""))
 
     def events_of(self, task_id: str) -> list[Event]:
-        """One task's events, in order."""
         return [event for event in self.events if event.task_id == task_id]
 
     def outcomes_of(self, task_id: str) -> list[str]:
-        """One task's outcomes, in order."""
         return [str(event.outcome) for event in self.events_of(task_id)]
 
     def runs(self, task_id: str | None = None) -> list[dict[str, Any]]:

@@ -54,7 +54,6 @@ class Asked(ABC):
     # the interface of all brokers; also in `tests/support/rabbit.py` and `tests/support/files.py`
 
     def events(self, prefix: str = "") -> list[Event]:
-        """The outcome log."""
         return entries(self.client.xrange(f"{prefix}redelivery:outcomes"))
 
     def letters(self, queue: str = "DLQ.celery") -> list[dict[str, Any]]:
@@ -95,7 +94,6 @@ class Server(Asked):
         return Connection(self.url)
 
     def start(self) -> Server:
-        """Start the server, and wait until it answers."""
         options = {"port": "0", "unixsocket": self.socket, "dir": str(self.folder), "save": "", "daemonize": "no", **self.options}
         command = [self.binary, *(word for name, value in options.items() for word in (f"--{name}", value))]
         with (self.folder / "server.log").open("ab") as log:
@@ -119,7 +117,6 @@ class Server(Asked):
         self.stop(signal.SIGKILL)
 
     def stop(self, number: int = signal.SIGTERM) -> None:
-        """End the server."""
         if self.process is not None:
             os.kill(self.process.pid, number)
             self.process.wait(20)

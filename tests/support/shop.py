@@ -56,7 +56,6 @@ def ok(self: Any, value: Any = None) -> Any:
 
 @app.task(bind=True)
 def fails(self: Any, times: int = 10**6, message: str = "no") -> str:
-    """Fails `times` times, then succeeds."""
     note(self.request.id, attempt=self.request.retries + 1)
     if self.request.retries < times:
         raise RuntimeError(message)
@@ -90,7 +89,6 @@ def naps(self: Any, seconds: float) -> None:
 
 @app.task(bind=True)
 def waits(self: Any, gate: str) -> None:
-    """Waits until the file `gate` exists."""
     note(self.request.id, event="start")
     while not Path(gate).exists():
         time.sleep(0.02)
@@ -99,7 +97,6 @@ def waits(self: Any, gate: str) -> None:
 
 @app.task(bind=True)
 def fails_after(self: Any, seconds: float) -> None:
-    """Fails after `seconds`."""
     note(self.request.id, event="start")
     time.sleep(seconds)
     note(self.request.id, event="end")
@@ -151,7 +148,6 @@ def raises(self: Any, what: str) -> None:
 
 @app.task(bind=True, max_retries=2)
 def retries(self: Any) -> None:
-    """Retries by itself."""
     note(self.request.id, attempt=self.request.retries + 1)
     raise self.retry(countdown=0.1)
 
@@ -167,7 +163,6 @@ def autoretries() -> None:
 @app.task
 @redeliver(max_delivery_attempts=2, redelivery_delay=0.1)
 def decorated() -> None:
-    """Has a policy of its own."""
     note(decorated.request.id, attempt=decorated.request.retries + 1)
     message = "decorated"
     raise RuntimeError(message)
@@ -187,7 +182,6 @@ def polls(self: Any, times: int) -> str:
 
 @app.task(bind=True, acks_late=False)
 def early(self: Any, *, fail: bool = False) -> None:
-    """Is acknowledged before it runs."""
     note(self.request.id, attempt=self.request.retries + 1)
     if fail:
         message = "early"

@@ -87,7 +87,6 @@ def wait_for(path: str) -> None:
 
 @shared_task(bind=True, acks_late=False)
 def early_one(self: Any, path: str) -> None:
-    """Is acknowledged early."""
     note(self)
     wait_for(path)
 
@@ -121,12 +120,10 @@ def throwing(self: Any) -> None:
 
 @shared_task(bind=True)
 def off_by_table(self: Any) -> None:
-    """Disabled by the settings."""
     fail_until(self, 9)
 
 
 @shared_task(bind=True)
 @redeliver(enabled=False)
 def off_by_decorator(self: Any) -> None:
-    """Disabled by its decorator."""
     fail_until(self, 9)

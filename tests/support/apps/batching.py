@@ -78,7 +78,6 @@ def run_batch(name: str, requests: list[Any]) -> Any:
 
 
 def noted(requests: list[Any]) -> None:
-    """Note each message of the batch."""
     for request in requests:
         note(request.id, batch=len(requests))
 
@@ -108,7 +107,6 @@ def breaks_early(requests: list[Any]) -> None:
 
 @app.task(base=Batches, flush_every=1, flush_interval=0.2)
 def kills(requests: list[Any]) -> None:
-    """Kills its whole worker."""
     noted(requests)
     os.killpg(os.getpgid(0), signal.SIGKILL)
 

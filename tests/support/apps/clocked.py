@@ -18,7 +18,6 @@ def ok(self: Any) -> None:
 
 @app.task(bind=True)
 def fails(self: Any, times: int) -> None:
-    """Fails `times` times, then succeeds."""
     note(self.request.id)
     if self.request.retries < times:
         message = "no"

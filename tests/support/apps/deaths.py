@@ -27,7 +27,6 @@ def ok(self: Any, value: Any = None) -> Any:
 
 @app.task(bind=True)
 def fails(self: Any, times: int = 10**6) -> None:
-    """Fails `times` times, then succeeds."""
     note(self.request.id, attempt=self.request.retries + 1)
     if self.request.retries < times:
         message = "no"
@@ -36,7 +35,6 @@ def fails(self: Any, times: int = 10**6) -> None:
 
 @app.task(bind=True)
 def waits(self: Any, path: str) -> None:
-    """Runs until a file exists."""
     note(self.request.id)
     while not Path(path).exists():  # the test creates it
         time.sleep(0.02)
@@ -55,7 +53,6 @@ def ends_when_told(self: Any, how: str, folder: str) -> None:
 
 @app.task(bind=True)
 def dies(self: Any, how: str) -> None:
-    """Ends as `how` says."""
     note(self.request.id, attempt=self.request.retries + 1)
     end(how)
 

@@ -19,7 +19,6 @@ __all__ = ["app"]
 
 
 def runs_of(task_id: str) -> int:
-    """The number of runs of a task."""
     lines = Path(os.environ["SHOP_RUNS"]).read_text().splitlines()
     return sum(1 for line in lines if json.loads(line)["id"] == task_id)
 

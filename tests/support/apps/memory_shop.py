@@ -33,7 +33,6 @@ def fails(self: Any, times: int) -> None:
 
 @app.task(name="dies")
 def dies() -> None:
-    """Is dead-lettered at once."""
     message = "card stolen"
     raise DeadLetter(message)
 

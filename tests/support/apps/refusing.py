@@ -18,7 +18,6 @@ class Refusing(RedisBackend):
     """Refuses each state as often as the task's argument `refuse` says."""
 
     def store_result(self, task_id: str, result: Any, state: str, *args: Any, **kwargs: Any) -> Any:
-        """Store the state, or refuse it."""
         request = kwargs.get("request")
         said = {} if request is None else dict(request.kwargs or {}).get("refuse", {})
         if refused[task_id, state] < said.get(state, 0):

@@ -59,7 +59,6 @@ def tracked() -> int:
 
 @app.task(backend=RedisBackend(app=app, url=app.conf.result_backend.removeprefix("redis+")))
 def apart() -> int:
-    """Has its own result backend."""
     return 1
 
 

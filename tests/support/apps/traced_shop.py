@@ -64,7 +64,6 @@ class Untold(Exception):
 
 @app.task(bind=True)
 def fails_untold(self: Any) -> None:
-    """Raises an exception without a text."""
     note(self.request.id, attempt=self.request.retries + 1)
     raise Untold
 

@@ -36,7 +36,6 @@ def told(tmp_path: Path) -> Histories:
 
 
 def arguments(folder: Path, *more: str, **places: str) -> list[str]:
-    """The command's arguments."""
     named = {name: str(folder / name) for name in ("outcomes", "inventory")} | {"output": str(folder / "books")} | places
     return [*(word for name, place in named.items() for word in (f"--{name}", place)), *more]
 

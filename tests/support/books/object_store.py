@@ -89,7 +89,6 @@ class ObjectStore(fs.FileSystemHandler):
         return [self._info(path) for path in paths]
 
     def get_file_info_selector(self, selector: fs.FileSelector) -> list[fs.FileInfo]:
-        """The objects below a prefix."""
         folder = self._at(selector.base_dir)
         found = folder.rglob("*") if selector.recursive else folder.glob("*")
         return [self._info(str(each.relative_to(self.folder / "objects"))) for each in found]

@@ -26,5 +26,4 @@ def record(client: Redis, count: int, *, first: int = 0, entry_id: str = "*", ke
 
 
 def text(answer: Any) -> str:
-    """A server's answer, as text."""
     return answer.decode() if isinstance(answer, bytes) else str(answer)

@@ -78,6 +78,5 @@ def write_lines(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
 
 
 def rows(folder: Path, name: str) -> list[Row]:
-    """The rows of one of the job's tables."""
     read: list[Row] = dataset.dataset(folder / "books" / name).to_table().to_pylist()
     return read

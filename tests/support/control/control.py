@@ -31,7 +31,6 @@ class Floor(Shop):
 
     @property
     def environment(self) -> dict[str, str]:
-        """The environment of a process that belongs to this floor."""
         return {**super().environment, **self.variables}
 
     def start(self, *words: str, **options: Any) -> Worker:
@@ -51,12 +50,10 @@ class Floor(Shop):
         return [line for line in self.runs(task_id) if line["event"] == event]
 
     def begun(self, *task_ids: str) -> None:
-        """Wait until these tasks have begun to run."""
         wanted = set(task_ids)
         until(lambda: wanted <= {line["id"] for line in self.runs() if line["event"] == "run"}, what=f"{task_ids} to begin")
 
     def all_ended(self, task_ids: list[str], outcome: str = "succeeded") -> None:
-        """Wait until each of these tasks has this outcome."""
         wanted = set(task_ids)
         until(lambda: wanted <= {each.task_id for each in self.events if each.outcome == outcome}, what=f"all to be {outcome}")
 
@@ -77,21 +74,18 @@ class Floor(Shop):
         return ids
 
     def ask(self, question: str, *args: Any, worker: int = -1, **options: Any) -> Any:
-        """The answer of a worker to `inspect`."""
         name = f"w{len(self.workers) - 1 if worker < 0 else worker}@shop"
         answer = getattr(self.app.control.inspect(destination=[name], timeout=60), question)(*args, **options)
         assert answer is not None, f"{name} did not answer {question}"
         return answer[name]
 
     def tell(self, command: str, *args: Any, worker: int = -1, **options: Any) -> Any:
-        """The answer of a worker to a control command."""
         name = f"w{len(self.workers) - 1 if worker < 0 else worker}@shop"
         answer = getattr(self.app.control, command)(*args, destination=[name], reply=True, timeout=60, **options)
         assert answer, f"{name} did not answer {command}"
         return answer[0][name]
 
     def waits_for_nothing(self) -> None:
-        """Wait until no queue has a message."""
         until(lambda: not self.leftovers(), what=f"nothing to be left, not {self.leftovers()}")
 
 

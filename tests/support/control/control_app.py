@@ -90,7 +90,6 @@ def early(self: Any, gate: str) -> None:
 
 @app.task(bind=True)
 def fails(self: Any, times: int = 10**6, message: str = "no") -> str:
-    """Fails `times` times, then succeeds."""
     note(self.request.id, event="run")
     if self.request.retries < times:
         raise RuntimeError(message)

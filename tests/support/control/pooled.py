@@ -30,7 +30,6 @@ CAN_TERMINATE = {"prefork", *GREEN}
 
 
 def places(pool: str) -> int:
-    """The number of tasks that run at once."""
     return 1 if pool == "solo" else 2
 
 
@@ -73,5 +72,4 @@ def floors() -> Iterator[Floors]:
 
 @pytest.fixture(params=[pool_param(pool) for pool in POOLS])
 def on(request: pytest.FixtureRequest, floors: Floors) -> tuple[str, Floor]:
-    """A worker of each pool."""
     return request.param, floors.of(request.param)

@@ -199,7 +199,6 @@ def _in_a_new_folder() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _as_shop(app: Celery) -> Iterator[None]:
-    """Make this app importable as `shop`."""
     module = types.ModuleType("shop")
     module.app = app  # type: ignore[attr-defined]
     with mock.patch.dict(sys.modules, {"shop": module}):

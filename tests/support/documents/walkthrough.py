@@ -102,12 +102,10 @@ class Command:
 
     @property
     def shown(self) -> list[str]:
-        """The printed lines, without colours."""
         return [line.rstrip() for line in ESCAPES.sub("", self.printed).rstrip().splitlines()]
 
     @property
     def is_compared(self) -> bool:
-        """Whether the output is compared."""
         return not PREPARING.search(self.typed)
 
     @property
@@ -226,7 +224,6 @@ class Shell:
             file.write(text.replace(PORT, self._port))
 
     def wait_until(self, condition: str) -> None:
-        """Try a command until it succeeds."""
         deadline = time.monotonic() + TIMEOUT
         while self.run(condition)[0]:
             if time.monotonic() > deadline:
@@ -262,7 +259,6 @@ class Shell:
 
 
 def free_port() -> int:
-    """A free port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -293,7 +289,6 @@ def shell(*, bare: bool = False) -> Iterator[Shell]:
 
 
 def commands(block: str) -> list[Command]:
-    """The commands of a console block with their expected output."""
     found: list[Command] = []
     for line in block.splitlines():
         if line.startswith("$ "):
@@ -380,7 +375,6 @@ def as_text(command: Command) -> str:
 
 
 def draw(name: str, done: Sequence[Command]) -> None:
-    """Draw the README's picture from the printed output."""
     if name == PICTURE_OF:
         from tests.support.documents.picture import write_pictures  # noqa: PLC0415 - a bare machine has no rich
 
@@ -388,7 +382,6 @@ def draw(name: str, done: Sequence[Command]) -> None:
 
 
 def shell_for(name: str, *, bare: bool) -> AbstractContextManager[Shell]:
-    """The shell for a document."""
     if name in DOCUMENTS or not name.startswith("docs/"):
         return shell(bare=bare)
     from tests.support.runbooks import shell_of  # noqa: PLC0415 - a bare machine has no broker of the tests
@@ -397,7 +390,6 @@ def shell_for(name: str, *, bare: bool) -> AbstractContextManager[Shell]:
 
 
 def all_documents() -> list[str]:
-    """All documents that `./dev follow` follows."""
     from tests.support.runbooks import BROKERS  # noqa: PLC0415 - as above
 
     return [*DOCUMENTS, *BROKERS]

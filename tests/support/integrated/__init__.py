@@ -34,11 +34,9 @@ class Place(Shop):
 
     @property
     def environment(self) -> dict[str, str]:
-        """The environment of the processes of this place."""
         return {**super().environment, **self.variables}
 
     def publish(self, task: str, *args: Any, **options: Any) -> str:
-        """Publish a task of `tests.support.shop`. Returns its id."""
         return str(self.app.send_task(f"tests.support.shop.{task}", args, **options).id)
 
     def lines(self, name: str) -> list[dict[str, Any]]:

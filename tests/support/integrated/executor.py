@@ -48,7 +48,6 @@ class AlreadyRunningError(Exception):
 
 @app.task(name="execute_workload")
 def execute_workload(input: str) -> None:  # noqa: A002 - Airflow's name
-    """Run a workload."""
     workload = json.loads(input)
     note(execute_workload.request.id)
     try:

@@ -28,5 +28,4 @@ def counts(self: Any, gate: str, failures: int = 0) -> str:
 
 @app.task(bind=True)
 def asks(self: Any, seconds: float) -> None:
-    """Asks for a retry."""
     raise self.retry(countdown=seconds)

@@ -21,14 +21,12 @@ HERE = Path(__file__).resolve().parent
 
 @pytest.fixture(scope="session")
 def folder() -> Iterator[Path]:
-    """The folder of one run."""
     with tempfile.TemporaryDirectory(prefix="st-", ignore_cleanup_errors=True) as name:
         yield Path(name)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def worker(folder: Path) -> Iterator[None]:
-    """A worker that is ready."""
     socket, log = folder / "s", folder / "worker.log"
     command = [str(get_binary_path()), "--port", "0", "--unixsocket", str(socket), "--dir", str(folder), "--save", ""]
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

@@ -20,7 +20,6 @@ TIMEOUT = 60
 
 @pytest.fixture
 def tasks(worker: None) -> Any:  # noqa: ARG001 - it must run
-    """The tasks' module."""
     import store.tasks  # noqa: PLC0415 - the app is configured by the worker's fixture
 
     return store.tasks
@@ -36,13 +35,11 @@ def until(condition: Callable[[], Any]) -> Any:
 
 
 def told() -> str:
-    """The output of the callbacks."""
     path = Path(os.environ["STORE_FOLDER"], "told")
     return path.read_text() if path.exists() else ""
 
 
 def lines(task_id: str) -> list[str]:
-    """The audit of a task."""
     from store.models import Line  # noqa: PLC0415 - as above
 
     return list(Line.objects.filter(task_id=task_id).order_by("id").values_list("what", flat=True))
@@ -69,7 +66,6 @@ def test_django(tasks: Any) -> None:
 
 
 def test_django_on_commit(tasks: Any) -> None:
-    """Published when the transaction is committed."""
     from django.db import transaction  # noqa: PLC0415 - Django must have been set up
     from store.models import Order  # noqa: PLC0415 - as above
 
@@ -90,13 +86,11 @@ def test_a_failure(tasks: Any) -> None:
 
 
 def test_a_foreseen_failure(tasks: Any) -> None:
-    """`throws`."""
     with pytest.raises(tasks.OutOfStockError, match="sold out"):
         tasks.expected_failure.delay().get(TIMEOUT)
 
 
 def test_retry(tasks: Any) -> None:
-    """The third answer."""
     assert tasks.ask_bank.delay(uuid.uuid4().hex, 3).get(TIMEOUT) == 3
 
 
@@ -116,7 +110,6 @@ def test_autoretry(tasks: Any) -> None:
 
 
 def test_retry_without_an_exception(tasks: Any) -> None:
-    """Celery's own exception."""
     with pytest.raises(MaxRetriesExceededError):
         tasks.give_up.delay().get(TIMEOUT)
 
@@ -134,7 +127,6 @@ def test_chain(tasks: Any) -> None:
 
 
 def test_a_chain_stops_at_a_failure(tasks: Any) -> None:
-    """And its end is told."""
     result = chain(tasks.place.s("book"), tasks.refuse.s(), tasks.pay.si(1)).delay()
     with pytest.raises(tasks.OutOfStockError):
         result.parent.get(TIMEOUT)
@@ -206,7 +198,6 @@ def test_reject_and_ignore(tasks: Any) -> None:
 
 
 def test_soft_time_limit(tasks: Any) -> None:
-    """The task is told."""
     assert tasks.patient.delay().get(TIMEOUT) == "in time"
 
 
@@ -222,7 +213,6 @@ def test_countdown_expires_and_revoke(tasks: Any) -> None:
 
 
 def test_headers_priority_and_own_states(tasks: Any) -> None:
-    """What is sent along arrives."""
     result = tasks.headers.apply_async(headers={"tenant": "acme"}, priority=6)
     assert result.get(TIMEOUT) == {"tenant": "acme", "root": result.id}
     result = tasks.progress.delay()

@@ -68,7 +68,6 @@ class Clinic(Shop):
 
     @property
     def is_redis(self) -> bool:
-        """Whether the broker is Redis or Valkey."""
         return isinstance(self.server, Server)
 
     @property
@@ -85,7 +84,6 @@ class Clinic(Shop):
         return Diagnosis(done.returncode, json.loads(done.stdout))
 
     def command(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """Run `redelivery -A <the app>`."""
         command = [sys.executable, "-m", "redelivery", "-A", self.module, *words]
         options: dict[str, Any] = {"cwd": self.folder, "env": self.environment, "stdin": subprocess.DEVNULL}
         return subprocess.run(command, **options, capture_output=True, text=True, timeout=120, check=False)
@@ -93,7 +91,6 @@ class Clinic(Shop):
     # other processes, next to the healthy ones
 
     def start_plain(self, **conf: Any) -> None:
-        """Start a plain Celery worker on the same queue."""
         before, self.plain, self.conf = self.conf, True, self.conf | conf
         try:
             self.start(concurrency=1)
@@ -142,7 +139,6 @@ class Clinic(Shop):
             Queue(name).bind(connection.default_channel).declare()
 
     def publish(self) -> None:
-        """Publish a task to the queue."""
         self.declare()
         self.producer.send_task("shop.pack")
 

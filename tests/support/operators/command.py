@@ -65,7 +65,6 @@ class Command:
 
 @pytest.fixture
 def command(server: Server, folder: Path) -> Command:
-    """The command on a private broker."""
     return Command(folder, server.url)
 
 

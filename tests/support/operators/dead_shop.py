@@ -22,7 +22,6 @@ QUEUE, LETTERS = "celery", "DLQ.celery"
 
 
 def runtime_of(shop: Shop) -> Runtime:
-    """The shop's installation, in this process."""
     runtime: Runtime = shop.app.redelivery
     return runtime
 
@@ -53,7 +52,6 @@ def begun(shop: Shop, kind: Kind = Kind.REDRIVE, chosen: Filter | None = None, q
 
 
 def found(shop: Shop, begun: Operation) -> Operation:
-    """The current state of the operation."""
     return operation.found(runtime_of(shop), begun.id)
 
 

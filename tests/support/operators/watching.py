@@ -27,7 +27,6 @@ class Watcher:
             self._receiver.capture(limit=None, timeout=None, wakeup=True)
 
     def types(self, task_id: str) -> list[str]:
-        """The types of a task's events, in order."""
         return [event["type"] for event in self.events if event.get("uuid") == task_id]
 
     def close(self) -> None:

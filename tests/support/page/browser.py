@@ -39,7 +39,6 @@ _FLAGS = (
 
 
 def program() -> str | None:
-    """The path of Chromium."""
     return next((found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None)
 
 

@@ -31,7 +31,6 @@ class Answer:
     text: str
 
     def header(self, name: str) -> str:
-        """The value of a header; empty if there is none."""
         return next((value for key, value in self.headers if key.lower() == name.lower()), "")
 
     @property
@@ -117,7 +116,6 @@ class Visitor:
             connection.close()
 
     def log_in(self) -> Self:
-        """Log in with the token."""
         answer = self.get(f"/login?token={TOKEN}")
         assert answer.status == 303, answer.text
         return self

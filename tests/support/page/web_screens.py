@@ -255,7 +255,6 @@ def drawn(browser: Browser, name: str, address: str | Path, folder: Path = FOLDE
 
 
 def document() -> str:
-    """The text of `docs/web-screens.md`."""
     parts = [
         "# The screens of the page\n",
         "Every screen of [the operator's page](web.md), at 1280 pixels in light colours, with links to other sizes and colours.",

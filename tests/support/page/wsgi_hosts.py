@@ -34,7 +34,6 @@ def rights_of(name: str) -> User | None:
 
 
 def mounted(host: Any, user: Callable[[Request], User | None]) -> Any:
-    """The application with the page mounted."""
     from tests.support.page.web_shop import app  # noqa: PLC0415 - it needs the broker's address
 
     return DispatcherMiddleware(host, {PATH: wsgi_app(app, user=user, allow=["redrive"], carry_out=False)})

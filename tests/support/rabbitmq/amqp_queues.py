@@ -16,7 +16,6 @@ SHOP, POST = Exchange("shop", "topic"), Exchange("post", "direct")
 
 
 def configure(app: Celery) -> None:
-    """Configure an app with these queues."""
     app.conf.task_queues = [
         Queue("orders", SHOP, routing_key="orders.#", queue_arguments=QUORUM),
         Queue("audit", SHOP, routing_key="#", queue_arguments=QUORUM),

@@ -34,7 +34,6 @@ def render(order: int) -> None:
 
 @app.task
 def remind(order: int) -> None:
-    """Remind somebody of an order."""
     _note("reminded", str(order))
 
 

@@ -28,7 +28,6 @@ class SkeletonFile(Files):
 
     @property
     def conf(self) -> dict[str, Any]:
-        """The settings of Celery for this broker."""
         options = {"file": str(self.folder / "broker.sqlite"), "polling_interval": 0.05}
         return {
             "broker_transport": "tests.support.skeleton_broker.channel:Transport",
@@ -37,7 +36,6 @@ class SkeletonFile(Files):
         }
 
     def connection(self) -> Connection:
-        """A new connection without redelivery."""
         return Connection(transport=Transport, transport_options=self.conf["broker_transport_options"])
 
     def messages(self, queue: str) -> list[dict[str, Any]]:

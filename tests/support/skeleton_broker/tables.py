@@ -58,7 +58,6 @@ class Tables:
                 yield self._connection
 
     def put(self, queue: str, raw: bytes) -> None:
-        """Append a message to its queue."""
         with self.transaction() as rows:
             rows.execute("INSERT INTO messages (queue, raw) VALUES (?, ?)", (queue, raw))
 

@@ -17,5 +17,4 @@ last_resort.LAST = app.conf.last
 
 @worker_shutting_down.connect
 def hold(**_: Any) -> None:
-    """Block the main thread."""
     time.sleep(3600)

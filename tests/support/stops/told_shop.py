@@ -18,7 +18,6 @@ POOLS: list[Any] = []
 
 @worker_ready.connect
 def keep(sender: Any, **_: Any) -> None:
-    """Keep the consumer's pool."""
     POOLS.append(sender.pool)
 
 

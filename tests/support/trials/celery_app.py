@@ -68,7 +68,6 @@ def on_success(sender: Any, result: Any, **_: Any) -> None:
 
 
 def played(self: Any, *steps: Any, key: str = "") -> Any:
-    """Carry out this run's step."""
     request = self.request
     note(
         request.id,

@@ -162,7 +162,6 @@ def step_replace(task: Any, sig: Any) -> Any:
 
 
 def step_add_to_chord(task: Any, sig: Any, value: Any = None) -> Any:
-    """Add a task to its chord."""
     task.add_to_chord(task.app.signature(sig))
     return value
 
@@ -174,7 +173,6 @@ def step_forward(task: Any) -> None:
 
 
 def step_big(_: Any, size: int) -> str:
-    """Return `size` characters."""
     return "x" * size
 
 

@@ -55,11 +55,9 @@ class Side(Shop):
     module: str = "tests.support.trials.celery_app"
 
     def sig(self, task: str, *steps: Any, **options: Any) -> Any:
-        """A signature of a task of the app."""
         return self.app.signature(f"{self.module}.{task}", args=steps, kwargs=options.pop("kwargs", None), **options)
 
     def play(self, *steps: Any, task: str = "play", queue: str = "celery", **options: Any) -> str:
-        """Publish a task with these steps. Returns its id."""
         return self.send(task, *steps, queue=queue, **options)
 
     def runs(self, task_id: str | None = None) -> list[dict[str, Any]]:
@@ -93,14 +91,12 @@ class Side(Shop):
         return noted
 
     def keyed(self, key: str) -> list[dict[str, Any]]:
-        """The runs of all tasks with this key."""
         return [line for line in self.runs() if line.get("key") == key]
 
     def result(self, task_id: str) -> Any:
         return self.app.AsyncResult(task_id)
 
     def state(self, task_id: str, *states: str) -> str:
-        """Wait until the task's result has one of these states."""
         return str(until(lambda: found if (found := self.result(task_id).state) in states else None, what=f"{states} of {task_id}"))
 
 
@@ -277,7 +273,6 @@ class Trials:
         return trial
 
     def close(self) -> None:
-        """End all workers and brokers."""
         for trial in self.open.values():
             for side in trial.sides:
                 side.stop()

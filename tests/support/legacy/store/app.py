@@ -50,7 +50,6 @@ class Audited(DjangoTask):
     abstract = True
 
     def write(self, what: str) -> None:
-        """One line of the audit."""
         from store.models import Line  # noqa: PLC0415 - models come after Django's set-up
 
         Line.objects.create(task=self.name, task_id=self.request.id or "", what=what)
@@ -69,7 +68,6 @@ class Connected(Task):
     connection: str | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the task between the two."""
         self.connection = "open"
         try:
             return super().__call__(*args, **kwargs)

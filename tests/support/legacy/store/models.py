@@ -40,7 +40,6 @@ class Line(models.Model):
 
 
 def create_tables() -> None:
-    """Make both tables in an empty database."""
     with connection.schema_editor() as editor:
         editor.create_model(Order)
         editor.create_model(Line)

@@ -64,7 +64,6 @@ def pay(order_id: int) -> str:
 
 @shared_task(base=Audited)
 def refuse(order_id: int) -> None:
-    """Cannot be done."""
     message = f"order {order_id} is for nothing"
     raise OutOfStockError(message)
 
@@ -85,7 +84,6 @@ def ask_bank(self: Any, name: str, answers_at: int) -> int:
 
 @shared_task(autoretry_for=(BankError,), max_retries=2, retry_backoff=False, default_retry_delay=0.05)
 def ask_bank_kindly(name: str, answers_at: int) -> int:
-    """Is retried by Celery."""
     count = tries(name)
     if count < answers_at:
         message = f"try {count}"
@@ -110,7 +108,6 @@ def fall_back(self: Any, name: str) -> str:
 
 @shared_task(bind=True, max_retries=3)
 def count_down(self: Any, number: int) -> str:
-    """Retries with other arguments."""
     if number:
         raise self.retry(args=(number - 1,), countdown=0.02)
     return f"lift off after {self.request.retries} retries"
@@ -133,20 +130,17 @@ def counted(self: Any) -> int:
 
 @shared_task(bind=True)
 def mail(self: Any, to: str) -> str:
-    """Is routed to its own queue."""
     return f"{to} by {self.request.delivery_info['routing_key']}"
 
 
 @shared_task(bind=True)
 def reject(self: Any) -> None:  # noqa: ARG001 - bound as its neighbours are
-    """Says no."""
     reason = "no"
     raise Reject(reason, requeue=False)
 
 
 @shared_task(bind=True)
 def ignore(self: Any) -> None:
-    """Stores its own state."""
     self.update_state(state="ARCHIVED", meta={"by": "hand"})
     raise Ignore
 
@@ -163,7 +157,6 @@ def patient() -> str:
 
 @shared_task(bind=True)
 def progress(self: Any) -> str:
-    """Reports its progress."""
     self.update_state(state="PROGRESS", meta={"done": 50})
     return str(self.request.id)
 
@@ -176,13 +169,11 @@ def expand(self: Any, items: list[str]) -> Any:
 
 @app.task(bind=True)
 def headers(self: Any) -> dict[str, Any]:
-    """The headers of the message."""
     return {"tenant": self.request.headers.get("tenant") if self.request.headers else None, "root": self.request.root_id}
 
 
 @app.task(throws=(OutOfStockError,))
 def expected_failure() -> None:
-    """Raises an expected exception."""
     message = "sold out"
     raise OutOfStockError(message)
 
