@@ -53,23 +53,25 @@ def _parser() -> argparse.ArgumentParser:
         prog="./dev bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="comparisons, or shell patterns of their names (all)")
-    parser.add_argument("--list", action="store_true", help="name the comparisons, and what each is made of")
-    parser.add_argument("--broker", choices=BROKERS, help="only the comparisons on this broker (valkey, where none is named)")
+    parser.add_argument("--list", action="store_true", help="list the comparisons")
+    parser.add_argument("--broker", choices=BROKERS, help="only the comparisons on this broker (valkey, without names)")
     parser.add_argument("--rounds", type=_positive, default=3, help="how often each side is measured (3)")
-    parser.add_argument("--scale", type=float, default=1.0, help="how much work, against the standard amount (1.0)")
+    parser.add_argument("--scale", type=float, default=1.0, help="the amount of work, relative to the standard (1.0)")
     parser.add_argument("--side", action="append", default=[], choices=list(NAMES), help="only this side; may be given again")
-    parser.add_argument("--calm", type=float, metavar="LOAD", help="begin each comparison below this load of the last minute")
+    parser.add_argument(
+        "--calm", type=float, metavar="LOAD", help="begin each comparison when the load average of the last minute is below this"
+    )
     parser.add_argument("--json", action="store_true", help="print the results as one JSON object")
-    parser.add_argument("--output", type=Path, default=HERE, metavar="FOLDER", help="where results, plots and table go")
-    parser.add_argument("--redraw", action="store_true", help="measure nothing: make plots and table anew from the results")
-    parser.add_argument("--profile", choices=("main", "child"), help="flame graphs of the workers by py-spy; no figure is kept")
+    parser.add_argument("--output", type=Path, default=HERE, metavar="FOLDER", help="the folder for results, plots and table")
+    parser.add_argument("--redraw", action="store_true", help="measure nothing: make plots and table again from the results")
+    parser.add_argument("--profile", choices=("main", "child"), help="flame graphs of the workers by py-spy; no result is kept")
     return parser
 
 
 def _positive(word: str) -> int:
     value = int(word)
     if value < 1:
-        msg = "one at least"
+        msg = "must be 1 or more"
         raise argparse.ArgumentTypeError(msg)
     return value
 

@@ -34,9 +34,9 @@ def group(name: str, *, tasks: int, broker: str = "valkey") -> dict[str, Figure]
         return _measured(here, publish, tasks)
 
 
-def loop(name: str, *, tasks: int, broker: str = "valkey") -> dict[str, Figure]:
+def loop(name: str, *, tasks: int) -> dict[str, Figure]:
     """Call `delay()` in a loop, with redelivery in a `publishing()` block. Returns the figures of `group`."""
-    with side(name, broker=broker) as here:
+    with side(name) as here:
         send = here.sender("noop")
         install = getattr(here.app, "redelivery", None)
 

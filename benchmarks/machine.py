@@ -34,7 +34,7 @@ def wait_for_calm(below: float, say: Callable[[str], None]) -> bool:
         say(f"waiting for a load below {below}: it is {load():.2f}")
     while load() >= below:
         if time.monotonic() > deadline:
-            say(f"the load is still {load():.2f}: measured all the same, and noted")
+            say(f"the load is still {load():.2f}: measuring anyway, and noting it")
             return False
         time.sleep(LOOK)
     return True

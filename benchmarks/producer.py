@@ -17,17 +17,16 @@ __all__ = ["producer"]
 WARM_UP = 100
 
 
-def producer(name: str, *, calls: int, argument_bytes: int = 0, settings: dict[str, Any] | None = None) -> dict[str, Figure]:
+def producer(name: str, *, calls: int, settings: dict[str, Any] | None = None) -> dict[str, Figure]:
     """Call `delay()`: the time and the processor time of one call (µs). `settings` are redelivery's."""
     with side(name, settings) as here:
         send = here.sender("noop")
-        arguments = ["x" * argument_bytes] if argument_bytes else []
         for _ in range(WARM_UP):
-            send(*arguments)
+            send()
         took, used = [], time.process_time()
         for _ in range(calls):
             began = time.perf_counter()
-            send(*arguments)
+            send()
             took.append((time.perf_counter() - began) * 1e6)
         used = time.process_time() - used
     return {

@@ -127,8 +127,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tasks", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--all", action="store_true", help="let plain lives go the whole way too")
-    parser.add_argument("--state", action="store_true", help="in two runs, the second of which carries on from the first")
+    parser.add_argument("--all", action="store_true", help="do not sort plain lives out")
+    parser.add_argument("--state", action="store_true", help="in two runs with a state")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="redelivery-proof-") as folder, session() as spark:
         began = time.perf_counter()

@@ -59,9 +59,9 @@ def measured(comparison: Comparison, plan: Plan, say: Callable[[str], None]) -> 
         turn = number % max(len(sides), 1)
         order = (*sides[turn:], *sides[:turn])
         pair: dict[str, dict[str, Figure]] = {}
-        for beside in [order] if comparison.beside else [(side,) for side in order]:
-            say(f"{comparison.name}: round {number + 1} of {plan.rounds}, {' beside '.join(beside)}")
-            pair |= _measurements(comparison.name, beside, plan.scale, {})
+        for parallel in [order] if comparison.beside else [(side,) for side in order]:
+            say(f"{comparison.name}: round {number + 1} of {plan.rounds}, {' and '.join(parallel)}")
+            pair |= _measurements(comparison.name, parallel, plan.scale, {})
         pairs.append({side: pair[side] for side in sides})
     return Result(
         name=comparison.name,

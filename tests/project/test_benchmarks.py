@@ -211,7 +211,7 @@ def test_calm_is_waited_for_and_its_absence_is_said(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(machine, "load", lambda: 3.0)
     monkeypatch.setattr(machine, "MAX_WAIT", 0.01)
     assert not machine.wait_for_calm(0.5, said.append)
-    assert said[-1] == "the load is still 3.00: measured all the same, and noted"
+    assert said[-1] == "the load is still 3.00: measuring anyway, and noting it"
 
 
 def test_sides_beside_each_other_take_turns_at_the_same_random_moments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -123,11 +123,11 @@ class Collector:
         found = [each for each in list(self.spans) if each["messaging.message.id"] in {task_id, f"letter-{task_id}"}]
         return sorted(found, key=lambda each: each.start)
 
-    def series(self, name: str, *labels: str, of: str = "") -> Counter[tuple[Any, ...]]:
-        """A counter by the values of these labels, summed over all processes, or of one process (`of`)."""
+    def series(self, name: str, *labels: str) -> Counter[tuple[Any, ...]]:
+        """A counter by the values of these labels, summed over all processes."""
         found: Counter[tuple[Any, ...]] = Counter()
-        for (metric, process, said), value in list(self.figures.items()):
-            if metric == name and of in {"", process}:
+        for (metric, _, said), value in list(self.figures.items()):
+            if metric == name:
                 known = dict(said)
                 found[tuple(known.get(label) for label in labels)] += value[0] if isinstance(value, tuple) else value
         return found

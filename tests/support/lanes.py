@@ -70,8 +70,8 @@ def _in_full(value: Any) -> Any:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("lanes")
-    group.addoption("--full", action="store_true", help="run all tests, also those that are marked `full`")
-    group.addoption("--seed", type=int, help="of what is drawn at random (with --full: a new one, which is printed; else 1)")
+    group.addoption("--full", action="store_true", help="run all tests, also those with the mark `full`")
+    group.addoption("--seed", type=int, help="the seed of random values (with --full a new one, which is printed; otherwise 1)")
 
 
 @pytest.hookimpl(tryfirst=True)

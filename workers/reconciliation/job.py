@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from .inputs.state import Run
 
 #: Writes a part of the output, and returns its figures.
-_Work = Callable[[], Figures]
+_Writer = Callable[[], Figures]
 KEEP_MS = 35 * 86_400_000
 
 
@@ -92,16 +92,16 @@ def reconcile(spark: SparkSession, books: Books, say: Callable[[str], object] = 
         left_open = inputs.open_before - (0 if plain is None else plain.totals["closed"])
         # This includes the lives in the inventory, except those without events.
         of_events = 0 if books.are_small else FEW
-        asked = (of_events if plain is None else plain.totals["asked"]) + left_open
-        few_asked = asked < FEW and is_local(spark)
-        with for_few_rows(spark, asked) if few_asked else for_many_rows(keep) as execution:
+        about = (of_events if plain is None else plain.totals["asked"]) + left_open
+        are_few = about < FEW and is_local(spark)
+        with for_few_rows(spark, about) if are_few else for_many_rows(keep) as execution:
             execution.compile_queries()
             lives = execution.keep(fold(inputs.events, inputs.inventory))
-            facts = _look(lives, plain, books, inputs) | {"left_open": left_open}
+            facts = _check_rows(lives, plain, books, inputs) | {"left_open": left_open}
         judged = facts["lives"] + left_open
         few_lives = judged < FEW and is_local(spark)
         with for_few_rows(spark, judged) if few_lives else for_many_rows(keep) as execution:
-            lives = execution.keep(lives) if few_lives and not few_asked else lives
+            lives = execution.keep(lives) if few_lives and not are_few else lives
             return _Run(books, files, output, inputs, lives, plain, facts, execution).finish(state, say)
 
 
@@ -155,10 +155,10 @@ class _Run:
         is_new = state is not None and self.inputs.base is state.last
         with replacing(self.files, self.output) as folder:
             say(f"writing {books.output}")
-            works = self._writing(judged, folder, summary)
+            writers = self._writers(judged, folder, summary)
             if state is not None and is_new:  # first, because it takes longest
-                works.insert(0, partial(self._write_state, state, judged))
-            summary = replace(summary, figures=reduce(or_, self.execution.run_all(works)))
+                writers.insert(0, partial(self._write_state, state, judged))
+            summary = replace(summary, figures=reduce(or_, self.execution.run_all(writers)))
             trend = merged(self._trend(), line_of(summary))
             write_summary(self.files, summary.to_dict(), folder)
             write_trend(self.files, trend, folder)
@@ -223,7 +223,7 @@ class _Run:
         noted_ms = self.inputs.taken.seen_ms
         return self.facts["looked_ms"] if noted_ms is None else noted_ms
 
-    def _writing(self, judged: DataFrame, folder: str, summary: Summary) -> list[_Work]:
+    def _writers(self, judged: DataFrame, folder: str, summary: Summary) -> list[_Writer]:
         """Functions that write the tables and return their figures. None of them reads what another writes.
 
         A table that is empty by the `summary` is written without a query over the lives.
@@ -278,7 +278,7 @@ def _checked_output(files: Files, books: Books) -> str:
     return check_output(files, books.output, inputs)
 
 
-def _look(lives: DataFrame, plain: SortedOut | None, books: Books, inputs: Inputs) -> dict[str, Any]:
+def _check_rows(lives: DataFrame, plain: SortedOut | None, books: Books, inputs: Inputs) -> dict[str, Any]:
     """Check the rows, and find the facts that decide the next steps, in one query that also fills the cache."""
     asked = {
         "lives": "count(*)",

@@ -398,10 +398,12 @@ def all_documents() -> list[str]:
 def main(words: Sequence[str] | None = None) -> int:
     """The command line. Exit code 0: the documents are right; 1: they are not."""
     parser = argparse.ArgumentParser(prog="./dev follow", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("documents", nargs="*", help="Markdown files, from the top of the repository (all)")
-    parser.add_argument("--write", action="store_true", help="write what is printed now below each command")
-    parser.add_argument("--bare", action="store_true", help="clone and install, too, and leave no block to others")
-    parser.add_argument("--said", metavar="COMMAND", help="run nothing: compare standard input with what stands below this command")
+    parser.add_argument("documents", nargs="*", help="Markdown files, relative to the repository (all)")
+    parser.add_argument("--write", action="store_true", help="write the current output below each command")
+    parser.add_argument("--bare", action="store_true", help="clone and install, too, and run all blocks")
+    parser.add_argument(
+        "--said", metavar="COMMAND", help="run nothing: compare stdin with the output of this command in the documents"
+    )
     given = parser.parse_args(words)
     if given.said:
         return _compare(given.documents, given.said, sys.stdin.read())

@@ -128,9 +128,9 @@ class Browser:
         self.await_("document.readyState === 'complete' && location.protocol !== 'about:'")
         return self._page
 
-    def await_(self, condition: str, seconds: float = 60.0) -> None:
+    def await_(self, condition: str) -> None:
         """Wait until a condition holds in the page, even if the document changes."""
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + 60
         while not self._holds(condition):
             if time.monotonic() > deadline:
                 message = f"{condition} did not become true"

@@ -10,7 +10,7 @@ import itertools
 import json
 import tempfile
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -108,7 +108,6 @@ class Trial:
     plain: Side
     backend: bool
     pool: str
-    words: tuple[str, ...] = field(default=())
 
     @property
     def sides(self) -> tuple[Side, Side]:
@@ -191,22 +190,20 @@ def _difference(ours: list[Any], plain: list[Any]) -> str:
     return "\n".join([f"{len(ours)} notes by ours, {len(plain)} by plain Celery", *lines])
 
 
-def opened(
-    folder: Path, *, backend: bool, pool: str, plain: bool, words: tuple[str, ...] = (), settings: dict[str, Any] | None = None
-) -> Side:
+def opened(folder: Path, *, backend: bool, pool: str, plain: bool) -> Side:
     """Start the broker and the worker of one side in a new folder."""
     folder.mkdir()
     server = Server(folder, binaries()["valkey"]).start()
     side = Side(
         server,
         folder,
-        settings={"queues": POLICIES} if settings is None else settings,
+        settings={"queues": POLICIES},
         conf={"result_extended": True},
         backend=backend,
         plain=plain,
     )
     try:
-        side.start("-Q", ",".join(QUEUES), *words, pool=pool)
+        side.start("-Q", ",".join(QUEUES), pool=pool)
         # On greenlets the mailbox opens later than `worker_ready`.
         until(lambda: side.app.control.ping(destination=["w0@shop"], timeout=1), what="the worker to answer")
     except BaseException:

@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from redelivery.display import safe
-
 from ...operations.adoption.adoption import adoption_of
 from ...operations.words.numbers import counted
 from ..context import Context, json_option, pass_context
-from ..terminal.output import Column, print_json, table, wrapped
-from ..terminal.screen import coloured, screen_width
+from ..terminal.output import Column, marked, print_json, table
+from ..terminal.screen import screen_width
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -69,10 +67,10 @@ def _lines(found: Adoption, *, is_installed: bool) -> Iterator[str]:
     yield ""
     if found.mode == "observe":
         yield from ("mode is observe: outcomes are recorded, and nothing changes.", "")
-    yield from (_marked("REFUSED", each) for each in found.refused)
-    yield from (_marked("look at", each) for each in found.look_at)
+    yield from (marked("REFUSED", each) for each in found.refused)
+    yield from (marked("look at", each) for each in found.look_at)
     notes = _grouped((each, change.task) for change in found.changes for each in change.look_at)
-    yield from (_marked("look at", f"{_named(tasks)}: {each}") for each, tasks in notes.items())
+    yield from (marked("look at", f"{_named(tasks)}: {each}") for each, tasks in notes.items())
     refused = (
         f"; no worker starts before {counted(len(found.refused), 'line', 'lines')} above is corrected" if found.refused else ""
     )
@@ -90,11 +88,6 @@ def _named(tasks: list[str]) -> str:
     shown = tasks if screen_width() is None or len(tasks) <= MAX_NAMED + 1 else tasks[:MAX_NAMED]
     others = len(tasks) - len(shown)
     return ", ".join(shown) + (f" and {others} more" if others else "")
-
-
-def _marked(mark: str, text: str) -> str:
-    line = wrapped(f"{mark}  {safe(text)}", len(mark) + 2)
-    return coloured(mark, mark) + line.removeprefix(mark)
 
 
 def _row(change: Change) -> tuple[str, ...]:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from redelivery.display import safe
 from redelivery.errors import InputError
 
 from ...operations.doctor.examination import examine
@@ -16,15 +15,15 @@ from ...operations.doctor.finding import NAMES
 from ...operations.words.numbers import counted
 from ..context import Context, json_option, pass_context
 from ..terminal.options import SECONDS
-from ..terminal.output import OneOf, print_json, table, while_read, wrapped
-from ..terminal.screen import coloured
+from ..terminal.output import OneOf, marked, print_json, table, while_read, wrapped
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from ...operations.doctor.examination import Diagnosis
+    from ...operations.doctor.finding import Finding
 
-#: The width of the first column: the severity, `why` or `fix`.
+#: The width of the first column: a severity, `why` or `fix`.
 MARK = 9
 
 
@@ -67,7 +66,7 @@ def doctor(ctx: click.Context, context: Context, ignored: tuple[str, ...], timeo
                 },
             )
         elif sys.stdout.isatty():
-            click.echo("\n".join(_lines(diagnosis, ignored)))
+            click.echo("\n".join(_lines(diagnosis, found)))
         else:
             rows: list[tuple[str, ...]] = [(each.severity, each.name, each.what, each.why, each.fix) for each in found]
             rows += [("not known", "-", each.what, each.why, each.fix) for each in diagnosis.not_known]
@@ -75,16 +74,15 @@ def doctor(ctx: click.Context, context: Context, ignored: tuple[str, ...], timeo
     ctx.exit(1 if found else 0)
 
 
-def _lines(diagnosis: Diagnosis, ignored: tuple[str, ...]) -> Iterator[str]:
-    found = [each for each in diagnosis.findings if each.name not in ignored]
+def _lines(diagnosis: Diagnosis, found: Sequence[Finding]) -> Iterator[str]:
     for each in found:
-        yield _marked(each.severity, f"{each.name}: {each.what}")
-        yield _marked("why", each.why)
-        yield _marked("fix", each.fix)
+        yield marked(each.severity, f"{each.name}: {each.what}", MARK)
+        yield marked("why", each.why, MARK)
+        yield marked("fix", each.fix, MARK)
         yield ""
     for unknown in diagnosis.not_known:
-        yield _marked("not known", f"{unknown.what}: {unknown.why}")
-        yield _marked("fix", unknown.fix)
+        yield marked("not known", f"{unknown.what}: {unknown.why}", MARK)
+        yield marked("fix", unknown.fix, MARK)
         yield ""
     dangers = sum(each.severity == "danger" for each in found)
     workers = (
@@ -96,8 +94,3 @@ def _lines(diagnosis: Diagnosis, ignored: tuple[str, ...]) -> Iterator[str]:
     tail = f"; {left_out} ignored" if left_out else ""
     warnings = counted(len(found) - dangers, "warning", "warnings")
     yield wrapped(f"{counted(dangers, 'danger', 'dangers')}, {warnings}; {workers}{tail}.")
-
-
-def _marked(mark: str, text: str) -> str:
-    line = wrapped(f"{mark:<{MARK}}  {safe(text)}", MARK + 2)
-    return coloured(mark, mark) + line.removeprefix(mark)

@@ -126,7 +126,7 @@ def purge_(
     if context.as_json:
         print_json(done.to_dict())
         return
-    tell_walk(done, "would be purged" if dry_run else "purged")
+    tell_walk(done, went)
     if done.files:
         say(f"They are in {harmless(archive or '')}: {counted(len(done.files), 'file', 'files')}.")
 

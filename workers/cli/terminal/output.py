@@ -211,6 +211,12 @@ def wrapped(text: str, hang: int = 0) -> str:
     return "\n".join(lines)
 
 
+def marked(mark: str, text: str, width: int = 0) -> str:
+    """Text behind a coloured mark, which is padded to `width`; on a terminal it is wrapped."""
+    line = wrapped(f"{mark:<{width}}  {safe(text)}", max(len(mark), width) + 2)
+    return coloured(mark, mark) + line.removeprefix(mark)
+
+
 def tell_error(text: str) -> None:
     """Write an error to stderr; on a terminal it is wrapped, and `error:` is red."""
     line = f"redelivery: error: {harmless(text)}"

@@ -185,8 +185,8 @@ def runs_of(attempts: DataFrame, folder: str, execution: Execution) -> Figures:
         return _collected(_grouped(cells, parts, RUNS, "IF(part = 'costs', failed_run_ms, run_ms)"))
 
     tables = {"run_times": run_times_by(cells), "failures": failures_by(cells)}
-    works: list[Callable[[], Figures]] = [partial(_written, table, folder, name) for name, table in tables.items()]
-    return execution.run_all([figures, *works])[0]
+    writers: list[Callable[[], Figures]] = [partial(_written, table, folder, name) for name, table in tables.items()]
+    return execution.run_all([figures, *writers])[0]
 
 
 def _written(table: DataFrame, folder: str, name: str) -> Figures:

@@ -57,7 +57,7 @@ def is_local(spark: SparkSession) -> bool:
 @contextmanager
 def for_many_rows(keep: Callable[[DataFrame], DataFrame]) -> Iterator[Execution]:
     """The execution for many rows: Spark decides about broadcasts, and one function runs after the other."""
-    yield Execution(keep, _unchanged, _unchanged, lambda works: [work() for work in works], lambda: None)
+    yield Execution(keep, _unchanged, _unchanged, lambda functions: [function() for function in functions], lambda: None)
 
 
 @contextmanager
@@ -97,8 +97,8 @@ def _checkpoint(table: DataFrame) -> DataFrame:
     return table.localCheckpoint(eager=False, storageLevel=StorageLevel.MEMORY_AND_DISK)
 
 
-def side_by_side(spark: SparkSession, works: Sequence[Callable[[], T]]) -> list[T]:
+def side_by_side(spark: SparkSession, functions: Sequence[Callable[[], T]]) -> list[T]:
     """Call all functions in parallel. When all have ended, raise the error of the first in the list that failed."""
-    with ThreadPoolExecutor(len(works)) as threads:
-        running = [threads.submit(inheritable_thread_target(spark)(work)) for work in works]
+    with ThreadPoolExecutor(len(functions)) as threads:
+        running = [threads.submit(inheritable_thread_target(spark)(function)) for function in functions]
     return [each.result() for each in running]

