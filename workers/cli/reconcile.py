@@ -130,7 +130,7 @@ def reconcile(*, grace: float, keep: float, as_json: bool, quiet: bool, **given:
     """Compare events and inventory, and give each life a verdict. Exit code 1: the books do not balance."""
     size = _local_size(given["outcomes"], given["inventory"])
     progress = Progress(is_quiet=quiet)
-    summary = _reconciled(progress, size, grace_ms=round(grace * 1000), keep_ms=round(keep * _DAY_MS), **given)
+    summary = _reconcile(progress, size, grace_ms=round(grace * 1000), keep_ms=round(keep * _DAY_MS), **given)
     with while_read():
         click.echo(json.dumps(summary.to_dict()) if as_json else summary.to_table(screen_width()))
         if not summary.balanced and not as_json:
@@ -138,10 +138,10 @@ def reconcile(*, grace: float, keep: float, as_json: bool, quiet: bool, **given:
     raise SystemExit(0 if summary.balanced else 1)
 
 
-def _reconciled(progress: Progress, size: Size | None, **books: Any) -> Summary:
+def _reconcile(progress: Progress, size: Size | None, **books: Any) -> Summary:
     """Reconcile these books. On an error, print the reason and end the process."""
     try:
-        with progress, _terminable():
+        with progress, _sigterm_as_interrupt():
             _check_places({"outcome events": books["outcomes"], "inventory": books["inventory"]})
             progress.say(_beginning(books["outcomes"], size))
             from ..reconciliation.job import Books  # noqa: PLC0415 - pyspark is an optional dependency
@@ -174,7 +174,7 @@ def _run(books: Books, progress: Progress, size: Size | None) -> Summary:
             with session(input_bytes=to_read, log=log) as spark:
                 return run(spark, books, progress.say)
         except FAULTS as exc:
-            if _is_of_an_interruption(exc):
+            if _was_interrupted(exc):
                 raise KeyboardInterrupt from exc
             raise InputError(explain(exc)) from exc
 
@@ -282,7 +282,7 @@ def _refuse(text: str) -> NoReturn:
 
 
 @contextmanager
-def _terminable() -> Iterator[None]:
+def _sigterm_as_interrupt() -> Iterator[None]:
     """Treat SIGTERM as an interruption, so that no incomplete output is left."""
     before = signal.signal(signal.SIGTERM, _interrupt)
     try:
@@ -291,7 +291,7 @@ def _terminable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _is_of_an_interruption(exc: BaseException | None) -> bool:
+def _was_interrupted(exc: BaseException | None) -> bool:
     """Whether an interruption caused this error. During a call to Java it breaks the connection, which raises another error."""
     while exc is not None and not isinstance(exc, KeyboardInterrupt):
         exc = exc.__cause__ or exc.__context__

@@ -83,7 +83,7 @@ def reconcile(spark: SparkSession, books: Books, say: Callable[[str], object] = 
     state = None if books.state is None else State(spark, files, books.state)
     inputs = gather(spark, files, books.outcomes, books.inventory, state, {"grace_ms": books.grace_ms, "as_of_ms": books.as_of_ms})
     say(f"reading {inputs.description}")
-    with with_settings(spark, LOOKING), _keeping() as keep:
+    with with_settings(spark, LOOKING), _persisting() as keep:
         plain = None
         if not (books.all_lives or books.are_small):
             plain = sort_out(inputs.events, inputs.known(state), keep, after_ms=inputs.watermark_ms)
@@ -106,7 +106,7 @@ def reconcile(spark: SparkSession, books: Books, say: Callable[[str], object] = 
 
 
 @contextmanager
-def _keeping() -> Iterator[Callable[[DataFrame], DataFrame]]:
+def _persisting() -> Iterator[Callable[[DataFrame], DataFrame]]:
     """A function that persists a table. All such tables are released at the end."""
     with ExitStack() as kept:
 

@@ -137,9 +137,9 @@ def redrive_(
         abort_after=abort_after,
         abort_share=abort_share,
     )
-    _require_sense(wanted, is_edited=changes is not None, detach=detach)
+    _check_options(wanted, is_edited=changes is not None, detach=detach)
     transport = context.transport
-    _require_queues(context, name, wanted)
+    _check_queues(context, name, wanted)
     chosen = filter_of(transport, name, options)
     edit = edit_of(changes, sorted(chosen.task_ids), queue)
     send = functools.partial(redrive, transport, name, chosen, limit=limit, edit=edit, actor=actor)
@@ -183,7 +183,7 @@ def _edited(transport: Transitions, name: str, edit: Edit | None, task_ids: Coll
     return {"edited": fields} if fields else {}
 
 
-def _require_sense(wanted: Options, *, is_edited: bool, detach: bool) -> None:
+def _check_options(wanted: Options, *, is_edited: bool, detach: bool) -> None:
     """Raise click's usage error if options contradict each other, or if an option needs another."""
     if (wanted.abort_after is not None or wanted.abort_share is not None) and wanted.rate is None:
         option = "--abort-share" if wanted.abort_after is None else "--abort-after"
@@ -197,7 +197,7 @@ def _require_sense(wanted: Options, *, is_edited: bool, detach: bool) -> None:
         raise click.UsageError(msg)
 
 
-def _require_queues(context: Context, name: str, wanted: Options) -> None:
+def _check_queues(context: Context, name: str, wanted: Options) -> None:
     """Raise `InputError` if there is no such dead-letter queue, or if `--to` names a queue that cannot take its letters."""
     dead_letters.required(context.runtime, name)
     if wanted.to is None:

@@ -131,7 +131,7 @@ def sort_out(events: DataFrame, others: DataFrame, keep: Callable[[DataFrame], D
     sorted_out = keep(_sorted(_tasks(events, others, after_ms)))
     totals, (earliest_ms, latest_ms) = _totals(sorted_out)
     plain = sorted_out.where("is_plain")
-    found = keep(_found(events, sorted_out, is_few=totals["asked"] <= _MAX_KNOWN))
+    found = keep(_to_read_again(events, sorted_out, is_few=totals["asked"] <= _MAX_KNOWN))
     # A plain task succeeded once, so each name has one such row.
     ended = found.where(f"NOT is_asked AND outcome = '{Outcome.SUCCEEDED}'")
     names = ended.selectExpr(f"{NAME} AS name", *_defaults("queue", "task"))
@@ -146,7 +146,7 @@ def sort_out(events: DataFrame, others: DataFrame, keep: Callable[[DataFrame], D
     )
 
 
-def _found(events: DataFrame, sorted_out: DataFrame, *, is_few: bool) -> DataFrame:
+def _to_read_again(events: DataFrame, sorted_out: DataFrame, *, is_few: bool) -> DataFrame:
     """The events to read again: of all tasks that are not plain, and of one plain task for each `NAME`."""
     rows = sorted_out.selectExpr("is_plain", "CASE WHEN NOT is_plain THEN id END AS asked", "name", "example")
     wanted = grouped(rows, ("is_plain", "asked", "name"), {"wanted": "min(example)"})
@@ -164,7 +164,7 @@ def _defaults(*names: str) -> list[str]:
 
 def _tasks(events: DataFrame, others: DataFrame, after_ms: int | None) -> DataFrame:
     """One row of numbers for each task. The rows of `others` count as events."""
-    told = _rows(events, _bit(after_ms)).unionByName(_told_rows(others))
+    told = _rows(events, _bit(after_ms)).unionByName(_rows_of_others(others))
     facts = {
         "told": "count(*)",
         "bits": "bit_or(bit)",
@@ -192,7 +192,7 @@ def _rows(events: DataFrame, bit: str) -> DataFrame:
     return events.selectExpr("attempt", "at_ms", *named(facts))
 
 
-def _told_rows(others: DataFrame) -> DataFrame:
+def _rows_of_others(others: DataFrame) -> DataFrame:
     """The rows of `others` with the columns of `_rows`: a publication that an earlier run counted, or the bit `_OTHER`."""
     facts = {
         "id": ID,
@@ -272,18 +272,18 @@ def _deliveries(outcome: Outcome) -> str:
     return f"(shiftright(bits, {_FIRST_BIT[outcome]}) & {(1 << _DELIVERIES) - 1})"
 
 
-def _told(outcome: Outcome) -> str:
+def _deliveries_with(outcome: Outcome) -> str:
     """The number of deliveries in which a plain task had this outcome."""
     return f"bit_count({_deliveries(outcome)})"
 
 
-_IS_AGAIN: Final = f"{_told(Outcome.REDELIVERY_SCHEDULED)} > 0"
+_IS_AGAIN: Final = f"{_deliveries_with(Outcome.REDELIVERY_SCHEDULED)} > 0"
 
 
 def _totals(sorted_out: DataFrame) -> tuple[dict[str, int], tuple[int | None, int | None]]:
     """Count the plain tasks and the others (`asked`), and find the first and last time, in one query."""
     sums = {"lives": "sum(CASE WHEN is_plain THEN lives END)", "events": "sum(lives * bit_count(bits))"}
-    sums |= {str(each): f"sum(lives * {_told(each)})" for each in _COUNTED}
+    sums |= {str(each): f"sum(lives * {_deliveries_with(each)})" for each in _COUNTED}
     sums |= {"asked": "count_if(NOT is_plain)", "closed": "count_if(is_plain AND id IS NOT NULL)"}
     row = row_of(sorted_out, sums | {"earliest_ms": "min(first_ms)", "latest_ms": "max(last_ms)"})
     totals = {name: int(row[name] or 0) for name in sums}
@@ -301,7 +301,7 @@ def _merged(plain: DataFrame) -> DataFrame:
 
 def _cells(plain: DataFrame, names: DataFrame) -> DataFrame:
     """The cells of the plain lives, with the columns of `metrics.cells_of`."""
-    again = f"lives * {_told(Outcome.REDELIVERY_SCHEDULED)}"
+    again = f"lives * {_deliveries_with(Outcome.REDELIVERY_SCHEDULED)}"
     counted = {
         "day": "date_from_unix_date(days)",
         "opened": f"'{Outcome.PUBLISHED}'",

@@ -52,14 +52,14 @@ def check_output(files: Files, uri: str, inputs: dict[str, str]) -> str:
         raise InputError(msg)
     held = set(files.names(output))
     # Where a rename is a copy, a run that died may have left a part of its output.
-    if held and (held - _OURS or (SUMMARY not in held and not _beside(files, output))):
+    if held and (held - _OURS or (SUMMARY not in held and not _run_folders(files, output))):
         strange = ", ".join(sorted(held - _OURS)[:3]) or f"no {SUMMARY}"
         msg = f"{uri} is not empty, and not an output of these books ({strange}): give another folder"
         raise InputError(msg)
     return output
 
 
-def _beside(files: Files, output: str) -> list[str]:
+def _run_folders(files: Files, output: str) -> list[str]:
     """The hidden folders of runs next to this output."""
     parent, _, name = output.rpartition("/")
     return [f"{parent}/{each}" for word in ("new", "old") for each in files.beginning(parent, f".{name}.{word}-")]
@@ -81,7 +81,7 @@ def replacing(files: Files, output: str) -> Iterator[str]:
             files.rename(old, output)
         raise
     files.remove(old)
-    for each in _beside(files, output):
+    for each in _run_folders(files, output):
         if files.modified_ms(each) < time.time() * 1000 - _ABANDONED_MS:
             files.remove(each)
 

@@ -41,7 +41,7 @@ class Written:
 def written(output: str) -> Written:
     """Read an output (a path, or a URI that pyarrow knows). Raises `InputError` if there is none."""
     summary, trend = _read(output, "summary.json"), _read(output, "trend.json", is_needed=False)
-    if not isinstance(summary, dict) or not _is_whole(summary):
+    if not isinstance(summary, dict) or not _is_complete(summary):
         msg = scrubbed(f"{output}/summary.json is not a summary of these books: name a folder that `redelivery reconcile` wrote")
         raise InputError(msg)
     counts = {name: summary["verdicts"].get(name) or 0 for name in VERDICTS}
@@ -50,7 +50,7 @@ def written(output: str) -> Written:
     return Written({"gaps": [], "balanced": False, **summary, "verdicts": counts}, lines)
 
 
-def _is_whole(summary: dict[str, Any]) -> bool:
+def _is_complete(summary: dict[str, Any]) -> bool:
     """Whether the summary has all fields that are needed, with the right types."""
     verdicts = summary.get("verdicts")
     if not isinstance(verdicts, dict) or not isinstance(summary.get("gaps", []), list):

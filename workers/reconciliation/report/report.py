@@ -60,7 +60,7 @@ def page(summary: Summary, trend: Sequence[Line]) -> str:
 @cache
 def _template() -> Template:
     environment = Environment(autoescape=True, undefined=StrictUndefined, finalize=_harmless, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"count": count, "duration": duration, "moment": moment, "name": _name, "names": _broken, "id": _id}
+    environment.filters |= {"count": count, "duration": duration, "moment": moment, "name": _name, "names": _breakable, "id": _id}
     environment.filters |= {"commands": _commands, "earliest": _earliest}
     environment.globals |= {"share": share, "counted": counted, "change": change, "course": course, "drawn": _drawn}
     environment.globals |= {"verdicts": VERDICTS, "discrepancies": DISCREPANCIES, "rules": RULES}
@@ -76,11 +76,10 @@ def _drawn(flow: Sequence[Row], **size: int) -> Markup:
 
 
 def _name(verdict: str) -> str:
-    """A verdict or an ending in words."""
     return NAMES.get(verdict, verdict.replace("_", " "))
 
 
-def _broken(name: str) -> Markup:
+def _breakable(name: str) -> Markup:
     """A name with possible line breaks after dots and underscores, and inside long parts."""
     parts = plain(name).replace(".", ".\0").replace("_", "_\0").split("\0")
     pieces = [part[at : at + _LONGEST_PART] for part in parts for at in range(0, len(part), _LONGEST_PART)]
@@ -105,7 +104,6 @@ def _by_number(summary: Summary, names: Iterable[str]) -> list[str]:
 
 
 def _earliest(faults: Iterable[Row]) -> Row:
-    """The example with the earliest first event."""
     examples: list[Row] = [each["first"] for each in faults]
     return min(examples, key=lambda each: (each.get("first_ms") or 0, each["task_id"]))
 
