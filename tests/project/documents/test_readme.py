@@ -98,7 +98,7 @@ def whole(extras: dict[str, list[str]], name: str) -> list[str]:
 
 def test_the_packages_that_tests_install_are_named() -> None:
     """Debian's packages, in the order in which `./dev` looks for them."""
-    wanted = re.findall(r"\bwanted ([\w-]+-[\w-]+|\w+)(?: #.*)?$", (ROOT / "dev").read_text(), re.MULTILINE)
+    wanted = re.findall(r"\btry_install ([\w-]+-[\w-]+|\w+)(?: #.*)?$", (ROOT / "dev").read_text(), re.MULTILINE)
     [said] = re.findall(r"also installs Debian packages .*?:\n(.*?), if they are missing", README, re.DOTALL)
     assert sorted(re.findall(r"`([\w-]+)`", said)) == sorted({name for each in wanted for name in each.split()})
 
