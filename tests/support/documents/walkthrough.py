@@ -1,9 +1,8 @@
 """Runs the commands of documents, block by block, and compares their output with the document.
 
 `./dev follow` runs this for the README, the tutorial, the examples, the runbooks and the page about migrating, or for the named
-documents. `./dev follow --write` writes the current output into them, and draws the README's picture. On a bare machine `python3 -m
-tests.support.documents.walkthrough --bare README.md` needs only Python. It installs the rest, and prints the duration of each
-command.
+documents. `./dev follow --write` writes the current output into them, and draws the README's picture. On a bare machine
+`python3 -m tests.support.documents.walkthrough --bare README.md` needs only Python: it installs the rest, and prints durations.
 
 - A `python` or `toml` block with the first line `# shop.py` is that file; `# at the end of shop.py` appends to it. A block that
   begins with `# never run` is only compiled.
