@@ -1,4 +1,4 @@
-"""Workers with nothing to do: what they cost the broker, and what each of them costs."""
+"""Idle workers: the costs of the broker, and of each worker."""
 
 from __future__ import annotations
 
@@ -15,12 +15,9 @@ __all__ = ["idle"]
 
 
 def idle(name: str, *, workers: int, seconds: int) -> dict[str, Figure]:
-    """So many workers of one process each, idle for so long: the cost for the broker per second, and that of one worker.
-
-    Commands in scripts are counted, too.
-    """
+    """The costs per second of idle one-process workers, for the broker and for a worker. Commands in scripts count, too."""
     with side(name) as here, here.idle_workers(workers) as parent:
-        time.sleep(3 + workers * 0.05)  # the work that a worker does once after its start is not measured
+        time.sleep(3 + workers * 0.05)  # do not measure the initial work of a worker
         commands, before, began = _commands(here.client), here.spent(parent.pid), time.monotonic()
         time.sleep(seconds)
         spent, took = here.spent(parent.pid).since(before), time.monotonic() - began

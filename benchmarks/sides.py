@@ -1,4 +1,4 @@
-"""The sides by name, each on a fresh private broker of its own."""
+"""The sides by name, each on its own fresh private broker."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NAMES = {
     "dramatiq": "benchmarks.peers.dramatiq_side:DramatiqSide",
     "rq": "benchmarks.peers.rq_side:RqSide",
 }
-#: The same on RabbitMQ.
+#: The module and class of each side on RabbitMQ.
 ON_RABBITMQ = {"plain": "benchmarks.rabbit_side:RabbitSide", "redelivery": "benchmarks.rabbit_side:RabbitSide"}
 
 
@@ -31,9 +31,9 @@ ON_RABBITMQ = {"plain": "benchmarks.rabbit_side:RabbitSide", "redelivery": "benc
 def side(
     name: str, settings: dict[str, Any] | None = None, *, results: bool = False, broker: str = "valkey", **options: str
 ) -> Iterator[Any]:
-    """One side on a broker of its own, `valkey` or `rabbitmq`; `options` are this side's own.
+    """One side on its own broker, `valkey` or `rabbitmq`. `options` are those of the side's class.
 
-    Raises `KeyError` if there is no side of that name, `RuntimeError` if the machine has no such broker.
+    Raises `KeyError` for an unknown side, and `RuntimeError` if the machine has no such broker.
     """
     module, _, kind = (ON_RABBITMQ if broker == "rabbitmq" else NAMES)[name].partition(":")
     with tempfile.TemporaryDirectory(prefix="rb-", ignore_cleanup_errors=True) as folder:
@@ -52,6 +52,6 @@ def _valkey(folder: Path) -> Iterator[Server]:
 
 
 def _rabbitmq(folder: Path) -> AbstractContextManager[Any]:
-    from benchmarks.rabbit_side import node  # noqa: PLC0415 - few comparisons need it, and it needs the tests' modules
+    from benchmarks.rabbit_side import node  # noqa: PLC0415 - few comparisons need it
 
     return node(folder)
