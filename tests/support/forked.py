@@ -45,8 +45,8 @@ OWN = ("SHOP_", "REDELIVERY_", "CHAOS_", "PYTEST_CURRENT_TEST")
 class ForkedProcess:
     """A forked process, with the interface of `subprocess.Popen`."""
 
-    def __init__(self, nursery: Nursery, pid: int) -> None:
-        self._nursery = nursery
+    def __init__(self, server: ForkServer, pid: int) -> None:
+        self._server = server
         self.pid = pid
         self.returncode: int | None = None
         self.ended_with = 0
@@ -60,7 +60,7 @@ class ForkedProcess:
         """Wait for the end, and return the exit code. Raises `subprocess.TimeoutExpired`."""
         if not self.has_ended.wait(timeout):
             raise subprocess.TimeoutExpired(str(self.pid), timeout or 0)
-        self._nursery.note(self)
+        self._server.note(self)
         return self.ended_with
 
     def send_signal(self, number: int) -> None:
@@ -74,7 +74,7 @@ class ForkedProcess:
         self.send_signal(signal.SIGKILL)
 
 
-class Nursery:
+class ForkServer:
     """The forking process and its forked processes, for any thread."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
@@ -128,16 +128,16 @@ class Nursery:
                 self._answers.notify_all()
 
 
-_NURSERIES: dict[tuple[tuple[str, str], ...], Nursery] = {}
+_FORK_SERVERS: dict[tuple[tuple[str, str], ...], ForkServer] = {}
 
 
 def forked_worker(words: Sequence[str], *, env: Mapping[str, str], cwd: Path, log: Path) -> ForkedProcess:
     """Run `celery` with these words, forked from the process for this environment."""
     shared = {name: value for name, value in env.items() if not name.startswith(OWN)}
     key = tuple(sorted(shared.items()))
-    if key not in _NURSERIES:
-        _NURSERIES[key] = Nursery(shared)
-    return _NURSERIES[key].start(words, env=env, cwd=cwd, log=log)
+    if key not in _FORK_SERVERS:
+        _FORK_SERVERS[key] = ForkServer(shared)
+    return _FORK_SERVERS[key].start(words, env=env, cwd=cwd, log=log)
 
 
 # the process that forks
