@@ -1,4 +1,4 @@
-"""A user's file: `@redeliver` gives back the function that it was given, in both forms."""
+"""A user's file: `@redeliver` returns the decorated function itself, with and without arguments."""
 
 from collections.abc import Callable
 from datetime import timedelta

@@ -1,4 +1,4 @@
-"""A user's file with mistakes: each is found where it is written, before anything runs."""
+"""A user's file with mistakes. Type checkers report each of them at its line."""
 
 # refused by mypy: attr-defined
 # refused by pyright: reportAttributeAccessIssue

@@ -1,7 +1,7 @@
-"""A user's file: whatever is decorated keeps its exact signature, and a wrong call of it is an error.
+"""A user's file: a decorated function keeps its exact signature, and a wrong call is an error.
 
-`@redeliver` is typed by what stands beneath it, as a whole. A ParamSpec keeps the parameters and the result, and no more: the last
-lines show what a task would lose by it.
+`@redeliver` keeps the whole type of what it decorates. A ParamSpec would keep only the parameters and the result: the last lines
+show what a task would lose.
 """
 
 from collections.abc import Callable, Iterator

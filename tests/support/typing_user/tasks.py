@@ -1,6 +1,6 @@
-"""A user's file: `@redeliver` above and below `@app.task`, with Celery as it is installed, which has no types of its own.
+"""A user's file: `@redeliver` above and below `@app.task`, with the untyped Celery.
 
-Mypy takes Celery for Any, so what stands above `@app.task` is Any, with or without `@redeliver`; pyright reads Celery's source.
+Mypy treats Celery as Any, so a task is Any, with or without `@redeliver`. Pyright reads Celery's source.
 """
 
 from celery import Celery, shared_task

@@ -1,4 +1,4 @@
-"""A user's file with a typed Celery, as stubs make it: a task stays a task, with `delay` and its parameters, under `@redeliver`."""
+"""A user's file with a typed Celery, as with stubs: under `@redeliver` a task keeps its type, `delay` and its parameters."""
 
 from collections.abc import Callable
 from typing import Generic, ParamSpec, TypeVar
@@ -11,7 +11,7 @@ R_co = TypeVar("R_co", covariant=True)
 
 
 class Task(Generic[P, R_co]):
-    """As Celery's, typed by what it runs."""
+    """Celery's task, typed by its function."""
 
     def __init__(self, run: Callable[P, R_co]) -> None:
         self.run = run
