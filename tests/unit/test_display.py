@@ -1,4 +1,4 @@
-"""Output: credentials are removed from addresses, and nothing else is; text stays on its line."""
+"""Output: only credentials are removed from addresses, and a text stays on one line."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.support.desk import harmless as moves_nothing
     ],
 )
 def test_credentials_leave_an_address(text: str, expected: str) -> None:
-    """For any unencoded character in them; the host, the path and other parameters stay."""
+    """Whatever unencoded characters they have. The host, the path and other parameters stay."""
     assert scrubbed(text) == expected
 
 
@@ -43,19 +43,19 @@ def test_credentials_leave_an_address(text: str, expected: str) -> None:
     ],
 )
 def test_all_else_stays_as_it_is(text: str) -> None:
-    """A masked password, a container, the name of a worker beside an address."""
+    """A masked password, a container, the name of a worker next to an address."""
     assert scrubbed(text) == text
 
 
 @given(st.text(), st.text(st.characters(exclude_categories=["Z", "C"])), st.sampled_from(["redis", "s3", "amqp"]))
 def test_no_password_is_left(before: str, password: str, scheme: str) -> None:
-    """With any characters except spaces; the text before it stays."""
+    """Whatever its characters, except spaces. The text before it stays."""
     assert scrubbed(f"{before} {scheme}://user:SECRET{password}SECRET@host/x") == f"{scrubbed(before)} {scheme}://**@host/x"
     assert moves_nothing(harmless(f"{before}{scheme}://user:{password}@host"))
 
 
 def test_a_long_text_takes_no_longer_than_it_is_long() -> None:
-    """The time is linear in the length: a million of each character with which a pattern could begin."""
+    """The time is linear in the length, for a million of each character with which a pattern could begin."""
     for part in ("a", "://", "a://", "://@", "?a", "&key", "@", "?" + "a" * 39):
         text = part * (1_000_000 // len(part)) + "://"
         assert len(scrubbed(text)) <= len(text) + 2 * text.count("@")

@@ -1,4 +1,4 @@
-"""Values that are made when they are first used."""
+"""Values that are computed at their first use."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 from redelivery.lazily import cached_property
 
-#: A thread makes the value of one object while the process forks, and the child needs the value of another object.
+#: A thread computes the value of one object while the process forks. The child needs the value of another object.
 FORKED = """
 import os, signal, threading
 from redelivery.middleware.brokers.redis import scripts
@@ -34,13 +34,13 @@ os._exit(0)
 
 
 def test_a_forked_child_does_not_wait_for_a_thread_of_its_parent() -> None:
-    """The parent's thread never ends in the child: a lock that it held would never be released."""
+    """The thread does not exist in the child, so a lock that it held would never be released."""
     done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, check=False, timeout=60)
     assert done.stdout.split() == ["40"], done.stderr
 
 
 def test_a_value_is_made_once() -> None:
-    """It is kept with its object, and described by its function."""
+    """It is stored on its object, and has the docstring of its function."""
     made: list[object] = []
 
     class Thing:

@@ -1,4 +1,4 @@
-"""The text of a task's arguments: as Celery's, for any arguments that it is made for."""
+"""The text of a task's arguments equals Celery's, for all arguments for which redelivery writes it."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ ARGUMENTS = st.one_of(LISTS, LISTS.map(tuple), st.dictionaries(TEXTS, VALUES, ma
 
 @given(ARGUMENTS, st.one_of(st.none(), st.integers(1, 60)))
 def test_the_text_is_celerys(arguments: Any, limit: int | None) -> None:
-    """Whatever is in it, and wherever Celery would cut it."""
+    """For any values, and wherever Celery would cut the text."""
     text = text_of_arguments(arguments, limit)
     assert text in {None, saferepr(arguments, limit)}
 
 
 @pytest.mark.parametrize("arguments", [(), (7,), ["order-17", 2.5, None, True], {}, {"order": 17, "note": "paid, twice"}])
 def test_ordinary_arguments_have_a_text(arguments: Any) -> None:
-    """Otherwise Celery makes it, which takes longer."""
+    """Without it, Celery writes the text, which takes longer."""
     assert text_of_arguments(arguments, 1024) == saferepr(arguments, 1024)
 
 
@@ -44,5 +44,5 @@ NESTED, TOO_LONG, NO_LIST = ([1],), ("x" * 1023,), "text"
 
 @pytest.mark.parametrize("arguments", [NESTED, {"a": {}}, (b"x",), (object(),), ("it's",), {"a": Named("x")}, TOO_LONG, NO_LIST])
 def test_other_arguments_are_left_to_celery(arguments: Any) -> None:
-    """Nested or long ones, bytes, objects, types of their own, and what is no list or dict."""
+    """Nested or long arguments, bytes, objects, subclasses, and anything that is not a list or a dict."""
     assert text_of_arguments(arguments, 1024) is None

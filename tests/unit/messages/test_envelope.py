@@ -66,7 +66,7 @@ def test_a_crash_counts_as_an_attempt_but_not_against_celerys_retries() -> None:
 
 
 def test_a_suspect_is_handed_over_again_uncounted() -> None:
-    """It is not known whether it ran."""
+    """Nobody knows whether its task had started."""
     read = Envelope.of(envelope.redelivered(fresh(), "q", seen_ms=7, attempt=None, suspect=True)["headers"])
     assert (read.attempt, read.delivery, read.suspect) == (0, 1, True)
 
@@ -83,7 +83,7 @@ def test_the_attempts_that_are_kept_are_the_last_ones(count: int) -> None:
 
 
 def test_a_death_takes_the_expiry_off_and_keeps_it_in_the_record() -> None:
-    """It cannot expire again (RabbitMQ R6)."""
+    """So a dead letter cannot expire again (RabbitMQ R6)."""
     letter = die(fresh(expires="2030-01-01T00:00:00"))
     (death,) = Envelope.of(letter["headers"]).deaths
     assert "expires" not in letter["headers"]
@@ -136,14 +136,14 @@ def test_a_redriven_letter_begins_anew_and_keeps_its_history() -> None:
 
 
 def test_a_letter_without_an_origin_cannot_go_back() -> None:
-    """Another client put it there."""
+    """Another client may have put it into the queue."""
     with pytest.raises(EnvelopeError, match="names no origin"):
         envelope.redriven(fresh())
 
 
 @pytest.mark.parametrize("raw", [b"\xff", b"[]", b'{"headers": null, "properties": {}}', b"[" * 100_000, b'{"headers": {}}'])
 def test_what_is_no_message_is_refused_by_name(raw: bytes) -> None:
-    """Garbage, other shapes, and harmful nesting."""
+    """Garbage, other shapes, and nesting that is too deep."""
     with pytest.raises(EnvelopeError):
         envelope.opened(raw)
 

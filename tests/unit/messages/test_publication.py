@@ -19,7 +19,7 @@ def test_a_publication_knows_its_task_and_about_how_large_it_is() -> None:
 
 
 def test_a_batch_knows_what_is_left_of_it() -> None:
-    """In order; only unconfirmed messages are sent again."""
+    """It sends only unconfirmed messages again, in order."""
     first, second, third = (publication(number) for number in range(3))
     batch = Batch([first, second, third])
     second.is_published = True
@@ -27,7 +27,7 @@ def test_a_batch_knows_what_is_left_of_it() -> None:
 
 
 def test_what_must_be_there_before_is_named_once() -> None:
-    """And only for messages that are left."""
+    """Only for messages that are not yet confirmed."""
     queue, other, third = object(), object(), object()
     gone = publication(2, declare=(third,))
     gone.is_published = True

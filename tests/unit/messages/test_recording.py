@@ -17,7 +17,7 @@ def test_a_publication_whose_retries_are_no_count_opens_a_life(retries: object) 
 
 
 def test_a_publication_by_celerys_own_retry_continues_its_life() -> None:
-    """It is one attempt further."""
+    """The attempt goes up by one."""
     event = published({"headers": {"id": "t", "task": "shop.pack", "retries": 2}}, "celery")
     assert event is not None
     assert (event.outcome, event.attempt) == (Outcome.REDELIVERY_SCHEDULED, 2)

@@ -1,4 +1,4 @@
-"""The trace contexts in messages: any client may write them, they are parsed strictly, and older versions keep them."""
+"""Trace contexts in messages: any client may write them, so they are parsed strictly. Older versions keep them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MESSAGE: dict[str, Any] = {
     "headers": {"id": "x", "task": "shop.charge", "traceparent": CONTEXT},
     "properties": {"delivery_info": {"exchange": "", "routing_key": "orders"}},
 }
-#: Values that a stranger may write in place of a context.
+#: Values that another client may write in place of a context.
 HOSTILE: list[Any] = [
     None,
     5,
@@ -66,7 +66,7 @@ def test_what_a_stranger_writes_of_a_lost_delivery_stops_nothing(lost: Any) -> N
 
 
 def test_the_history_names_the_span_of_each_attempt() -> None:
-    """Through a death and a redrive; without tracing, a message has no such field."""
+    """Also after a death and a redrive. Without tracing, a message has no such field."""
     again = redelivered(MESSAGE, "orders", seen_ms=1, attempt=_attempt(CONTEXT))
     letter = dead(
         again,
@@ -87,7 +87,7 @@ def test_the_history_names_the_span_of_each_attempt() -> None:
 
 @pytest.mark.parametrize("said", HOSTILE)
 def test_what_is_no_context_is_none(said: Any) -> None:
-    """In the history, and in the header of the publication; nothing is raised, and the rest of the entry stays."""
+    """In the history and in the publication's header. Nothing is raised, and the rest of the entry stays."""
     again = redelivered(MESSAGE, "orders", seen_ms=1, attempt=_attempt(CONTEXT))
     again["headers"][HEADER]["attempts"][0]["trace"] = said
     [entry] = Envelope.of(again["headers"]).attempts

@@ -1,4 +1,4 @@
-"""The delay formula: Artemis's worked examples to the millisecond, and its bounds whatever the numbers."""
+"""The delay formula: Artemis's worked examples to the millisecond, and its bounds for any numbers."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_jitter_is_taken_of_the_delay() -> None:
 
 
 def test_what_passes_the_cap_is_reflected_below_it() -> None:
-    """At the cap, +20 % becomes -20 %, so that a fleet does not come back in one instant."""
+    """At the cap, +20 % becomes -20 %, so that many messages do not come back at the same moment."""
     policy = RedeliveryPolicy(redelivery_delay=10, max_redelivery_delay=10, redelivery_collision_avoidance_factor=1)
     assert delay(policy, 5, Injected([(1, 0.2)])) == pytest.approx(8)
     assert delay(policy, 5, Injected([(1, 1.0)])) == 0
@@ -65,13 +65,13 @@ def test_what_passes_the_cap_is_reflected_below_it() -> None:
 
 
 def test_a_delay_of_nothing_stays_nothing() -> None:
-    """0 times any power is 0, also where the power overflows."""
+    """0 times any power is 0, even if the power overflows."""
     policy = RedeliveryPolicy(redelivery_delay=0, redelivery_delay_multiplier=1e300)
     assert [delay(policy, n, random) for n in (1, 2, 10_000)] == [0.0, 0.0, 0.0]
 
 
 def test_a_multiplier_of_one_never_overflows_and_below_one_shrinks() -> None:
-    """However many deliveries, x1 keeps the delay, and a smaller multiplier takes it towards 0."""
+    """After any number of deliveries, x1 keeps the delay, and a smaller multiplier brings it towards 0."""
     same = RedeliveryPolicy(redelivery_delay_multiplier=1, redelivery_collision_avoidance_factor=0)
     assert delay(same, 10**400, Injected()) == 1
     less = RedeliveryPolicy(redelivery_delay_multiplier=0.5, redelivery_collision_avoidance_factor=0)
@@ -84,7 +84,7 @@ SECONDS = st.floats(0, 1e9)
 
 @st.composite
 def policies(draw: st.DrawFn) -> RedeliveryPolicy:
-    """Any policy's delay fields."""
+    """The delay fields of any policy."""
     first = draw(SECONDS)
     return RedeliveryPolicy(
         redelivery_delay=first,
@@ -99,7 +99,7 @@ DELIVERIES = st.integers(1, 100) | st.sampled_from([1_000, 9_999, 10_000, 10**9]
 
 @given(policy=policies(), deliveries=DELIVERIES, sign=st.sampled_from([-1, 1]), u=st.floats(0, 1))
 def test_a_delay_lies_within_its_range_and_below_the_cap(policy: RedeliveryPolicy, deliveries: int, sign: int, u: float) -> None:
-    """Never negative, never above the cap, always within what `delay_range` says; no count of deliveries overflows."""
+    """It is never negative, never above the cap, and always within `delay_range`. No number of deliveries overflows."""
     found = delay(policy, deliveries, Injected([(sign, u)]))
     least, most = delay_range(policy, deliveries)
     assert 0 <= found <= policy.cap
@@ -108,7 +108,7 @@ def test_a_delay_lies_within_its_range_and_below_the_cap(policy: RedeliveryPolic
 
 @given(policy=policies(), deliveries=DELIVERIES)
 def test_the_range_is_reached_at_its_ends(policy: RedeliveryPolicy, deliveries: int) -> None:
-    """The least delay is drawn with -1 and U = 1, and no range is wider than what can be drawn."""
+    """-1 and U = 1 draw the least delay, and no range is wider than what can be drawn."""
     least, most = delay_range(policy, deliveries)
     assert delay(policy, deliveries, Injected([(-1, 1.0)])) == pytest.approx(least, abs=1e-9)
     up = delay(policy, deliveries, Injected([(1, 1.0)]))
@@ -130,5 +130,5 @@ def test_overflow_is_the_cap(policy: RedeliveryPolicy) -> None:
 
 @given(policy=policies(), seed=st.integers())
 def test_the_standard_generator_serves(policy: RedeliveryPolicy, seed: int) -> None:
-    """A `random.Random` is a source of randomness as it is, and one seed gives one delay."""
+    """`random.Random` can be used as it is, and the same seed gives the same delay."""
     assert delay(policy, 3, random.Random(seed)) == delay(policy, 3, random.Random(seed))  # noqa: S311 - jitter is no secret

@@ -1,4 +1,4 @@
-"""How wrong a clock is: only an error that no slow answer explains counts, and only beyond the tolerance."""
+"""How wrong a clock is: an error counts only beyond the tolerance, and only if a slow answer does not explain it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decisions: what follows a failure, rule by rule."""
+"""Decisions: what follows a failure, for each rule."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def policy_of(**fields: Any) -> RedeliveryPolicy:
 
 
 def decided(policy: RedeliveryPolicy, **failure: Any) -> Any:
-    """What follows, for a first attempt that has just begun unless told otherwise."""
+    """The decision; by default about a first attempt that has just begun."""
     return decide(policy, Failure(**{"attempt": 1, "age": 0.0, "exception": KeyError("x"), **failure}), random)
 
 
@@ -41,7 +41,7 @@ def test_a_failure_is_delivered_again_after_the_policy_s_delay() -> None:
     [(2, Redeliver), (3, DeadLetter), (4, DeadLetter)],
 )
 def test_the_last_attempt_is_the_limit_itself(attempt: int, expected: type) -> None:
-    """With a limit of 3 the second failure is delivered again, and the third is not."""
+    """With a limit of 3, the message is delivered again after the second failure, and not after the third."""
     found = decided(policy_of(max_delivery_attempts=3), attempt=attempt)
     assert isinstance(found, expected)
     if isinstance(found, DeadLetter):
@@ -56,14 +56,14 @@ def test_minus_one_is_no_limit() -> None:
 
 @pytest.mark.parametrize("cause", [Reason.WORKER_LOST, Reason.TIME_LIMIT])
 def test_what_ended_the_last_attempt_is_the_reason(cause: Reason) -> None:
-    """A crash is a counted attempt like any other, and names itself where it was the last."""
+    """A crash is an attempt that counts. If it was the last one, it is the reason."""
     assert decided(policy_of(), attempt=9, exception=None, cause=cause) == Redeliver(1.0)
     assert decided(policy_of(), attempt=10, exception=None, cause=cause).reason is cause
 
 
 @pytest.mark.parametrize(("age", "expected"), [(58.0, Redeliver), (59.0, Redeliver), (59.001, DeadLetter), (61.0, DeadLetter)])
 def test_a_message_dies_before_the_delay_that_would_pass_its_age(age: float, expected: type) -> None:
-    """With a delay of 1 s and `max_age` 60 s, 59 s is the oldest that is delivered again."""
+    """With a delay of 1 s and `max_age` 60 s, a message of up to 59 s is delivered again."""
     found = decided(policy_of(max_age=60), age=age)
     assert isinstance(found, expected)
     if isinstance(found, DeadLetter):
@@ -71,12 +71,12 @@ def test_a_message_dies_before_the_delay_that_would_pass_its_age(age: float, exp
 
 
 def test_a_raised_dead_letter_ends_it_with_its_text() -> None:
-    """`raise DeadLetter("card stolen")` is `non_retryable` at the first attempt, and its text is the detail."""
+    """`raise DeadLetter("card stolen")` is `non_retryable` at the first attempt. Its text is the detail."""
     assert decided(policy_of(), exception=raised.DeadLetter("card stolen")) == DeadLetter(Reason.NON_RETRYABLE, "card stolen")
 
 
 def test_redeliver_after_says_the_delay_and_the_limits_hold() -> None:
-    """The task's own delay replaces the policy's, passes its cap, and is bounded by attempts and age."""
+    """The task's own delay replaces the policy's and may exceed its cap. The limits of attempts and age still apply."""
     policy = policy_of(max_redelivery_delay=10, max_age=3600, max_delivery_attempts=3)
     wish = raised.RedeliverAfter(timedelta(seconds=30))
     assert decided(policy, exception=wish) == Redeliver(30.0)
@@ -86,13 +86,13 @@ def test_redeliver_after_says_the_delay_and_the_limits_hold() -> None:
 
 
 def test_redeliver_after_is_above_every_class_of_exceptions() -> None:
-    """What the task raises is the last word, even where `Exception` is non-retryable or expected."""
+    """`RedeliverAfter` decides, even if `Exception` is non-retryable or expected."""
     policy = policy_of(non_retryable=("Exception",))
     assert decided(policy, exception=raised.RedeliverAfter(5), throws=(Exception,)) == Redeliver(5.0)
 
 
 def test_non_retryable_classes_die_at_once() -> None:
-    """Subclasses too, whether the task called `retry` or not, and the detail names the class."""
+    """Also subclasses, and also if the task called `retry`. The detail names the class."""
     policy = policy_of(non_retryable=("LookupError",))
     assert decided(policy) == DeadLetter(Reason.NON_RETRYABLE, "KeyError is non-retryable by the policy")
     assert decided(policy, requested_delay=5.0).reason is Reason.NON_RETRYABLE
@@ -100,14 +100,14 @@ def test_non_retryable_classes_die_at_once() -> None:
 
 
 def test_expected_exceptions_die_at_once_unless_the_task_asks() -> None:
-    """What a task declares in `throws` is never delivered again, except where it calls `retry` for it."""
+    """After an exception of `throws` a task is not delivered again, unless it calls `retry` for it."""
     assert decided(policy_of(), throws=(KeyError,)).reason is Reason.NON_RETRYABLE
     assert decided(policy_of(), throws=(KeyError,), requested_delay=5.0) == Redeliver(5.0)
     assert decided(policy_of(), throws=(OSError,)) == Redeliver(1.0)
 
 
 def test_the_delay_of_retry_is_used_and_its_limit_is_named() -> None:
-    """`Task.retry` stops at the lower of its own limit and the policy's, and the record names which."""
+    """`Task.retry` stops at the lower of its own limit and the policy's. The record names that limit."""
     assert decided(policy_of(), requested_delay=0.0, retries_left=1) == Redeliver(0.0)
     own = decided(policy_of(), requested_delay=5.0, retries_left=0)
     assert (own.reason, own.detail) == (Reason.EXHAUSTED, "attempt 1 used up the task's own max_retries")
@@ -125,7 +125,7 @@ def test_rules_change_what_holds_for_an_exception() -> None:
 
 
 def test_without_a_dead_letter_queue_the_reason_stays() -> None:
-    """What would be kept is discarded, for the same reason."""
+    """The message is discarded, with the reason that a dead letter would have."""
     found = decided(policy_of(dead_letter_queue=None, max_delivery_attempts=1))
     assert isinstance(found, Discard)
     assert found.reason is Reason.EXHAUSTED
@@ -143,7 +143,7 @@ def test_without_a_dead_letter_queue_the_reason_stays() -> None:
     ],
 )
 def test_the_producer_s_header_wins_over_the_policy(by_policy: bool, by_header: bool | None, kept: bool) -> None:
-    """Not eligible is discarded, with the original reason in the detail; the header decides where there is one."""
+    """If there is a header, it decides. A message that is not eligible is discarded, with the original reason in the detail."""
     found = decided(policy_of(max_delivery_attempts=1, dead_letter_eligible=by_policy), eligible=by_header)
     assert isinstance(found, DeadLetter if kept else Discard)
     assert found.reason is (Reason.EXHAUSTED if kept else Reason.NOT_ELIGIBLE)
@@ -151,7 +151,7 @@ def test_the_producer_s_header_wins_over_the_policy(by_policy: bool, by_header: 
 
 
 def test_any_death_can_be_asked_how_it_ends() -> None:
-    """`ending` serves deaths that no attempt led to."""
+    """`ending` also decides about deaths without an attempt."""
     assert ending(policy_of(), Reason.EXPIRED) == DeadLetter(Reason.EXPIRED)
     assert ending(policy_of(), Reason.EXPIRED, eligible=False) == Discard(Reason.NOT_ELIGIBLE, "expired")
     assert ending(policy_of(dead_letter_queue=None), Reason.INVALID, "no id") == Discard(Reason.INVALID, "no id")
@@ -164,7 +164,7 @@ def test_no_delay_leaves_the_calendar() -> None:
 
 
 def test_what_a_task_raises_survives_pickling() -> None:
-    """Both exceptions cross from the pool's child to the worker with all that they say."""
+    """Both exceptions come from the pool's child to the worker with all their values."""
     after = pickle.loads(pickle.dumps(raised.RedeliverAfter(30, detail="busy")))  # noqa: S301 - our own
     assert (after.delay, after.detail, str(after)) == (30.0, "busy", "to be delivered again after 30 s: busy")
     letter = pickle.loads(pickle.dumps(raised.DeadLetter("card stolen")))  # noqa: S301 - our own
@@ -173,7 +173,7 @@ def test_what_a_task_raises_survives_pickling() -> None:
 
 @pytest.mark.parametrize("delay", [-1, float("nan"), "30", True])
 def test_a_wrong_redeliver_after_is_refused_where_it_is_raised(delay: Any) -> None:
-    """The task's author sees the mistake at once."""
+    """So the author of the task sees the mistake at once."""
     with pytest.raises(ConfigurationError, match="RedeliverAfter's delay"):
         raised.RedeliverAfter(delay)
 
@@ -191,7 +191,7 @@ def test_a_wrong_redeliver_after_is_refused_where_it_is_raised(delay: Any) -> No
     ),
 )
 def test_redelivery_never_passes_a_limit(limit: int, max_age: float | None, known: dict[str, Any]) -> None:
-    """Whatever the numbers, a message that is delivered again is within every limit, and one that is not has reached one."""
+    """For any numbers: a message that is delivered again is within every limit, and any other has reached a limit."""
     attempt, age, left = known["attempt"], known["age"], known["retries_left"]
     policy = RedeliveryPolicy(max_delivery_attempts=limit, max_age=max_age)
     found = decided(policy, **known)

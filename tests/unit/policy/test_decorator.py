@@ -1,4 +1,4 @@
-"""`@redeliver`: where it may stand, what it leaves behind, and what it refuses."""
+"""`@redeliver`: where it may be written, what it stores, and what it refuses."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def app() -> Iterator[Celery]:
-    """An app that nothing else knows."""
+    """A new app."""
     app = Celery("shop", set_as_current=False)
     yield app
     app.close()
 
 
 def attempts_of(task: Any) -> Any:
-    """The limit that a task's decorator gives."""
+    """The limit of attempts that the decorator of a task sets."""
     options = options_of(task)
     return None if options is None else options.fields["max_delivery_attempts"]
 
 
 def test_it_stands_below_the_task_decorator(app: Celery) -> None:
-    """Put on the function, it is found on the task."""
+    """The decorator is on the function, and its options are found on the task."""
 
     @app.task
     @redeliver(max_delivery_attempts=3)
@@ -58,7 +58,7 @@ def test_it_stands_below_the_task_decorator(app: Celery) -> None:
 
 
 def test_it_stands_above_the_task_decorator(app: Celery) -> None:
-    """Put on Celery's lazy task, it evaluates nothing, gives back the same object, and is found on the task."""
+    """On Celery's lazy task: it evaluates nothing, returns the same object, and its options are found on the task."""
 
     @app.task
     def charge() -> int:
@@ -74,7 +74,7 @@ def test_it_stands_above_the_task_decorator(app: Celery) -> None:
 
 
 def test_it_stands_above_an_evaluated_task(app: Celery) -> None:
-    """A task of a finalized app is no lazy one, and an evaluated lazy one is seen through."""
+    """A task of a finalized app is not lazy, and a lazy task may be evaluated already."""
     app.finalize()
 
     @redeliver(max_delivery_attempts=3)
@@ -93,7 +93,7 @@ def test_it_stands_above_an_evaluated_task(app: Celery) -> None:
 
 
 def test_it_stands_above_and_below_a_shared_task(app: Celery) -> None:
-    """A shared task is not evaluated either, and every app that registers the function finds the note."""
+    """It does not evaluate a shared task either. Every app that registers the function finds the options."""
 
     @redeliver(max_delivery_attempts=3)
     @shared_task(name="shared.above")
@@ -111,7 +111,7 @@ def test_it_stands_above_and_below_a_shared_task(app: Celery) -> None:
 
 
 def test_it_works_with_and_without_parentheses(app: Celery) -> None:
-    """Bare, it is a decorator without options."""
+    """Without parentheses it has no options."""
 
     @app.task
     @redeliver
@@ -131,7 +131,7 @@ def test_it_works_with_and_without_parentheses(app: Celery) -> None:
 
 
 def test_it_works_on_bound_tasks_class_tasks_and_autoretry(app: Celery) -> None:
-    """Whatever Celery does to the function, the note stays within reach."""
+    """The options are found, whatever Celery makes of the function."""
 
     @app.task(bind=True, autoretry_for=(OSError,))
     @redeliver(max_delivery_attempts=3)
@@ -150,7 +150,7 @@ def test_it_works_on_bound_tasks_class_tasks_and_autoretry(app: Celery) -> None:
 
 
 def test_other_decorators_may_stand_between(app: Celery) -> None:
-    """`functools.wraps` carries the note through, and a wrapper that is not wrapped well is looked beneath."""
+    """`functools.wraps` keeps the options. They are also found below a wrapper that does not use it."""
 
     def careful(function: Any) -> Any:
         @functools.wraps(function)
@@ -178,7 +178,7 @@ def test_other_decorators_may_stand_between(app: Celery) -> None:
 
 
 def test_a_task_without_it_has_no_options(app: Celery) -> None:
-    """Nothing is found where nothing was put."""
+    """None are found."""
 
     @app.task
     def charge() -> None:
@@ -188,7 +188,7 @@ def test_a_task_without_it_has_no_options(app: Celery) -> None:
 
 
 def test_it_gives_back_the_function_itself() -> None:
-    """It wraps nothing, and a type checker still sees the function's own parameters and result."""
+    """It does not wrap the function, so a type checker still sees its parameters and result."""
 
     def charge(amount: int) -> int:
         return amount
@@ -205,7 +205,7 @@ def test_it_gives_back_the_function_itself() -> None:
 
 
 def test_its_fields_are_a_layer_of_the_settings(app: Celery) -> None:
-    """The mapping that it leaves is what `policy_for` takes, and is the same one each time."""
+    """It stores the mapping that `policy_for` takes, the same object each time."""
 
     @app.task
     @redeliver(redelivery_delay=3, rules={OSError: {"redelivery_delay": 30}})
@@ -234,7 +234,7 @@ def test_its_fields_are_a_layer_of_the_settings(app: Celery) -> None:
     ],
 )
 def test_wrong_options_are_refused_where_they_are_written(given: dict[str, Any], told: str) -> None:
-    """The line is raised at import, before any task is made."""
+    """The error is raised at import, before a task is made."""
     with pytest.raises(ConfigurationError) as refused:
         redeliver(**given)
     assert told in str(refused.value)
@@ -242,7 +242,7 @@ def test_wrong_options_are_refused_where_they_are_written(given: dict[str, Any],
 
 
 def test_an_asynchronous_callable_is_refused() -> None:
-    """A coroutine function, bare or in a `partial`, cannot be asked."""
+    """A coroutine function cannot be called for an answer, with or without a `partial` around it."""
 
     async def stop(_state: Any) -> bool:
         return True
@@ -256,26 +256,26 @@ def test_an_asynchronous_callable_is_refused() -> None:
     "hook", ["sleep", "before", "after", "before_sleep", "retry_error_cls", "retry_error_callback", "reraise", "name"]
 )
 def test_hooks_that_make_no_sense_across_deliveries_are_refused_by_name(hook: str) -> None:
-    """Each is answered with its name, the reason, and what to do instead."""
+    """The error has the name of the hook, the reason, and what to do instead."""
     with pytest.raises(ConfigurationError, match=rf"@redeliver: {hook} is not for redelivery: .+; .+"):
         redeliver(**{hook: print})  # type: ignore[call-overload]
 
 
 def test_every_argument_of_tenacity_is_taken_or_refused_by_name() -> None:
-    """A hook that tenacity adds one day is not mistaken for a typing error."""
+    """So a new hook of tenacity is not taken for a spelling mistake."""
     known = set(inspect.signature(tenacity.Retrying).parameters)
     assert known == set(HOOKS) | {"wait", "stop", "retry", "enabled"}
 
 
 @pytest.mark.parametrize("given", [5, "charge", wait_fixed(5), stop_after_attempt(3), retry_if_exception_type(OSError)])
 def test_a_strategy_or_a_value_in_the_task_s_place_is_refused(given: Any) -> None:
-    """`@redeliver(wait_fixed(5))` is a slip, and is told how to write it."""
+    """For `@redeliver(wait_fixed(5))`, the error says how to write it."""
     with pytest.raises(ConfigurationError, match="takes keyword arguments only"):
         redeliver(given)
 
 
 def test_it_stands_once_on_a_task(app: Celery) -> None:
-    """Two of them would contradict each other in silence."""
+    """Two decorators could contradict each other, and nothing would say so."""
 
     @app.task
     @redeliver(max_age=1)
@@ -300,7 +300,7 @@ def test_it_stands_once_on_a_task(app: Celery) -> None:
     ],
 )
 def test_stop_replaces_the_limits_of_the_settings(stop: Any, attempts: int) -> None:
-    """A number of attempts that can be known is the policy's limit; otherwise `stop` alone decides."""
+    """If `stop` is a number of attempts, that is the limit of the policy. Otherwise `stop` alone decides."""
     task = redeliver(stop=stop)(lambda: None)
     options = options_of(task)
     assert options is not None
@@ -316,7 +316,7 @@ def test_stop_replaces_the_limits_of_the_settings(stop: Any, attempts: int) -> N
 
 
 def test_a_limit_beside_stop_stays() -> None:
-    """What the decorator says itself is not replaced by what its `stop` implies."""
+    """`stop` does not replace a limit that the decorator sets itself."""
     options = options_of(redeliver(stop=stop_after_delay(60), max_delivery_attempts=7)(lambda: None))
     assert options is not None
     assert options.fields == {"max_delivery_attempts": 7, "max_age": None}

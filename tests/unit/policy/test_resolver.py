@@ -1,4 +1,4 @@
-"""What an app's configuration says is read where Celery's users write it, and refused where nobody would read it."""
+"""The configuration of an app is read where Celery's users write it, and refused where it would not be read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def configured(given: dict[str, Any], **how: Any) -> Celery:
 
 
 def test_settings_are_read_in_the_namespace_of_the_app() -> None:
-    """In Celery's namespace and without one, whatever else the object has, under names of its own."""
+    """With and without Celery's namespace. Other attributes of the object do not matter."""
     policies = {"mode": "observe"}
     for app in (
         configured({"CELERY_REDELIVERY": policies, "REDELIVERY_MODE": "parcels", "REDELIVERY": 5}, namespace="CELERY"),
@@ -38,14 +38,14 @@ def test_settings_are_read_in_the_namespace_of_the_app() -> None:
     ],
 )
 def test_settings_that_nobody_would_read_are_refused(given: dict[str, Any], how: dict[str, Any], told: str) -> None:
-    """Celery takes every name: `CELERY_REDELIVERY_MODE = "observe"` left the worker in charge of each message."""
+    """Celery accepts every name: after `CELERY_REDELIVERY_MODE = "observe"` the worker would enforce its policies."""
     with pytest.raises(ConfigurationError, match=told) as refused:
         configured(given, **how).redelivery.settings  # noqa: B018 - reading is what refuses
     assert "\n" not in str(refused.value)
 
 
 def test_what_is_no_celery_app_is_refused() -> None:
-    """Such as the Flask app of the same name; Celery's `current_app` is one."""
+    """For example a Flask app of the same name. Celery's `current_app` is accepted."""
     for other in (None, "shop", object()):
         with pytest.raises(ConfigurationError, match="Redelivery takes a Celery app, not"):
             Redelivery(other)

@@ -1,4 +1,4 @@
-"""The exceptions that a result backend has stored: they name `redelivery`, and those of earlier versions can still be read."""
+"""Exceptions in a result backend: they name `redelivery`, and exceptions that earlier versions stored can be read."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_result_that_an_earlier_version_pickled_is_read(old: str, said: str) -
 
 @pytest.mark.parametrize("cls", [DeadLetter, RedeliverAfter])
 def test_a_result_that_an_earlier_version_stored_as_json_is_its_class(cls: type[Exception]) -> None:
-    """Celery looks the module up by the name that it had then."""
+    """Celery looks for the module under its old name."""
     args = ["busy"] if cls is DeadLetter else [30, "busy"]
     old = {"exc_type": cls.__name__, "exc_message": args, "exc_module": "redelivery.middleware.raised"}
     read = Celery(set_as_current=False, backend="cache+memory://").backend.exception_to_python(json.loads(json.dumps(old)))

@@ -1,4 +1,4 @@
-"""Tenacity's strategies across deliveries: the same answers as in one call, and no message lost to a bad one."""
+"""Tenacity's strategies across deliveries: their answers are as in one call, and a bad strategy loses no message."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class NoJitter:
 
 
 def asked(strategies: dict[str, Any], *, result: Any = UNSET, settings: dict[str, Any] | None = None, **known: Any) -> Any:
-    """What follows for a task with these strategies, on a queue with these settings."""
+    """The decision for a task with these strategies, on a queue with these settings."""
     options = Options.of(strategies)
     resolved = RedeliverySettings.load(settings, {}).policy_for("q", "t", options.fields)
     options = options.under(resolved.sources)
@@ -72,7 +72,7 @@ def asked(strategies: dict[str, Any], *, result: Any = UNSET, settings: dict[str
 
 
 def test_without_strategies_the_policy_decides() -> None:
-    """No options, or options of policy fields alone, are the plain decision; a result is accepted."""
+    """Without options, or with policy fields only, the policy decides. Any result is accepted."""
     policy = RedeliveryPolicy(redelivery_delay=4)
     for options in (None, Options.of({})):
         assert decide_with_tenacity(
@@ -98,18 +98,18 @@ def test_without_strategies_the_policy_decides() -> None:
     ],
 )
 def test_wait_says_the_delay_of_each_attempt(wait: Any, delays: list[float]) -> None:
-    """Tenacity's own waits, composed ones and home-made callables, by the number of the attempt."""
+    """Tenacity's own waits, combined waits and a user's functions, by the number of the attempt."""
     assert [asked({"wait": wait}, attempt=n) for n in (1, 2, 3)] == [Redeliver(float(each)) for each in delays]
 
 
 def test_wait_is_not_capped_by_the_policy_and_stays_in_the_calendar() -> None:
-    """A wait longer than the built-in cap is kept; tenacity's endless ones become 100 years."""
+    """A wait longer than the built-in cap is kept. tenacity's endless waits become 100 years."""
     assert asked({"wait": wait_fixed(86_400)}) == Redeliver(86_400.0)
     assert asked({"wait": wait_exponential(), "stop": stop_never}, attempt=10_000) == Redeliver(MAX_DURATION)
 
 
 def test_without_wait_the_policy_s_delay_is_used() -> None:
-    """`stop` or `retry` alone leave the delay to the policy, and its rules."""
+    """With only `stop` or `retry`, the policy and its rules set the delay."""
     rules = {"queues": {"#": {"redelivery_delay": 7, "rules": {"OSError": {"redelivery_delay": 9}}}}}
     assert asked({"stop": stop_never}, settings=rules) == Redeliver(7.0)
     assert asked({"stop": stop_never}, settings=rules, exception=ConnectionError()) == Redeliver(9.0)
@@ -129,7 +129,7 @@ def test_without_wait_the_policy_s_delay_is_used() -> None:
     ],
 )
 def test_stop_ends_the_message(stop: Any, last: dict[str, Any]) -> None:
-    """One attempt before, the message is delivered again; at the last, it dies exhausted."""
+    """The message is delivered again until the last attempt, and then dies as `exhausted`."""
     strategies = {"wait": wait_fixed(5), "stop": stop}
     assert asked(strategies, attempt=1, age=50.0) == Redeliver(5.0)
     found = asked(strategies, **last)
@@ -138,7 +138,7 @@ def test_stop_ends_the_message(stop: Any, last: dict[str, Any]) -> None:
 
 
 def test_stop_is_the_limit_in_place_of_the_policy_s() -> None:
-    """20 attempts are 20, though the settings say 10; 30 minutes go by, though a queue says 1."""
+    """20 attempts, although the settings say 10; 30 minutes, although a queue says 1."""
     strategies = {"wait": wait_fixed(1), "stop": stop_after_attempt(20)}
     settings = {"queues": {"#": {"max_age": 60}}}
     assert asked(strategies, attempt=19, age=1800.0, settings=settings) == Redeliver(1.0)
@@ -146,7 +146,7 @@ def test_stop_is_the_limit_in_place_of_the_policy_s() -> None:
 
 
 def test_an_event_stops_it() -> None:
-    """`stop_when_event_set` is asked at each attempt."""
+    """`stop_when_event_set` is evaluated at each attempt."""
     event = threading.Event()
     assert asked({"stop": stop_when_event_set(event)}) == Redeliver(1.0)
     event.set()
@@ -168,7 +168,7 @@ def test_an_event_stops_it() -> None:
     ],
 )
 def test_retry_says_which_exceptions_are_delivered_again(retry: Any, exception: BaseException, again: bool) -> None:
-    """What `retry` does not want is `non_retryable`; `TryAgain` is always wanted, as in tenacity."""
+    """If `retry` says no, the reason is `non_retryable`. `TryAgain` is always delivered again, as in tenacity."""
     found = asked({"retry": retry}, exception=exception)
     assert isinstance(found, Redeliver if again else DeadLetter)
     if isinstance(found, DeadLetter):
@@ -186,19 +186,19 @@ def test_retry_says_which_exceptions_are_delivered_again(retry: Any, exception: 
     ],
 )
 def test_retry_may_refuse_a_result(retry: Any, result: Any, again: bool) -> None:
-    """A result that is wanted no better is accepted: None; a refused one is delivered again after the wait."""
+    """For an accepted result the decision is None. After a refused one, the task is delivered again after the wait."""
     assert asked({"retry": retry, "wait": wait_fixed(2)}, result=result) == (Redeliver(2.0) if again else None)
 
 
 def test_a_refused_result_is_bounded_like_a_failure() -> None:
-    """Results that never satisfy end where exceptions would."""
+    """If each result is refused, the task ends as if each attempt raised."""
     never = {"retry": retry_if_result(lambda _found: True), "stop": stop_after_attempt(3)}
     assert asked(never, result=1, attempt=2) == Redeliver(2.0)
     assert asked(never, result=1, attempt=3).reason is Reason.EXHAUSTED
 
 
 def test_strategies_get_a_true_state() -> None:
-    """Every attribute that tenacity documents holds what it would hold in one call of all attempts."""
+    """Every attribute that tenacity documents has the value that it has if one call makes all attempts."""
     seen: list[RetryCallState] = []
 
     def charge(card: str, *, amount: int) -> None:
@@ -226,7 +226,7 @@ def test_strategies_get_a_true_state() -> None:
 
 
 def test_the_order_is_tenacity_s() -> None:
-    """`retry` is asked first, then `wait`, then `stop`, each once."""
+    """`retry` is called first, then `wait`, then `stop`, each once."""
     order: list[str] = []
 
     def noting(name: str, answer: Any) -> Callable[[RetryCallState], Any]:
@@ -247,7 +247,7 @@ def test_the_order_is_tenacity_s() -> None:
     before=st.integers(1, 40),
 )
 def test_deliveries_go_as_tenacity_s_own_loop_goes(waits: list[int], limit: int, before: int) -> None:
-    """Played against `tenacity.Retrying` with a clock that only sleeping moves, attempts and delays are the same."""
+    """Attempts and delays are those of `tenacity.Retrying` with a clock that only `sleep` moves."""
     strategies = {
         "wait": wait_chain(*map(wait_fixed, waits)),
         "stop": stop_after_attempt(limit) | (lambda state: state.idle_for + state.upcoming_sleep >= before),  # type: ignore[operator]
@@ -269,7 +269,7 @@ def test_deliveries_go_as_tenacity_s_own_loop_goes(waits: list[int], limit: int,
 
 
 def test_what_lies_beneath_stays_in_force() -> None:
-    """`DeadLetter`, `throws`, `non_retryable`, eligibility and the override of an incident hold whatever the strategies say."""
+    """`DeadLetter`, `throws`, `non_retryable`, eligibility and the settings' override apply before the strategies."""
     always = {"wait": wait_fixed(1), "stop": stop_never, "retry": lambda _state: True}
     assert asked(always, exception=raised.DeadLetter("stolen")) == DeadLetter(Reason.NON_RETRYABLE, "stolen")
     assert asked(always, throws=(KeyError,)).reason is Reason.NON_RETRYABLE
@@ -296,13 +296,13 @@ def test_what_lies_beneath_stays_in_force() -> None:
 def test_an_override_beats_the_strategy_that_says_the_same(
     table: dict[str, Any], strategies: dict[str, Any], override: dict[str, Any], attempt: int, expected: Any
 ) -> None:
-    """During an incident, the override of the settings beats `wait` and `stop`; the rest is the strategies'."""
+    """The override of the settings beats `wait` and `stop`. The strategies decide everything else."""
     settings = {"override": {name: dict.fromkeys(rows, override) for name, rows in table.items()}}
     assert asked(strategies, settings=settings, attempt=attempt) == expected
 
 
 def test_a_delay_that_the_task_asks_for_is_not_asked_of_wait() -> None:
-    """`RedeliverAfter` and `Task.retry` are above `wait` and `retry`, and `stop` sees their delay."""
+    """`RedeliverAfter` and `Task.retry` come before `wait` and `retry`. `stop` sees their delay."""
     seen: list[float] = []
 
     def stop(state: RetryCallState) -> bool:
@@ -317,7 +317,7 @@ def test_a_delay_that_the_task_asks_for_is_not_asked_of_wait() -> None:
 
 @pytest.mark.parametrize("cause", [Reason.WORKER_LOST, Reason.TIME_LIMIT])
 def test_a_crash_is_not_asked_of_retry(cause: Reason) -> None:
-    """A lost worker raised nothing in the task: `wait` and `stop` judge it, and its reason is its own."""
+    """The task has raised nothing, so only `wait` and `stop` are called. The cause stays the reason."""
     strategies = {
         "wait": wait_fixed(3),
         "stop": lambda state: state.attempt_number >= 2,
@@ -328,7 +328,7 @@ def test_a_crash_is_not_asked_of_retry(cause: Reason) -> None:
 
 
 def broken(_state: RetryCallState) -> Any:
-    """Fail, as a home-made strategy may."""
+    """Fail, as a user's strategy may."""
     msg = "mistake"
     raise ZeroDivisionError(msg)
 
@@ -346,7 +346,7 @@ def broken(_state: RetryCallState) -> Any:
     ],
 )
 def test_a_strategy_that_fails_loses_no_message(name: str, strategy: Any, told: str) -> None:
-    """The error names the strategy, carries its cause, and the decision by the policy's plain rule."""
+    """The error names the strategy, and has its cause and the decision of the plain policy."""
     with pytest.raises(StrategyFailed) as failed:
         asked({name: strategy}, settings={"queues": {"#": {"redelivery_delay": 6}}})
     assert told in str(failed.value)
@@ -356,7 +356,7 @@ def test_a_strategy_that_fails_loses_no_message(name: str, strategy: Any, told: 
 
 
 def test_a_stop_that_fails_leaves_the_built_in_bound() -> None:
-    """Where only a broken `stop` bounded the attempts, ten are enough."""
+    """If the broken `stop` was the only limit, ten attempts are the limit."""
     with pytest.raises(StrategyFailed) as failed:
         asked({"stop": broken}, attempt=9)
     assert isinstance(failed.value.decision, Redeliver)
@@ -367,7 +367,7 @@ def test_a_stop_that_fails_leaves_the_built_in_bound() -> None:
 
 
 def test_a_result_that_a_broken_retry_cannot_judge_is_accepted() -> None:
-    """The task has done its work; a refused result whose `wait` fails is delivered again by the policy's delay."""
+    """The task has done its work. If a result was refused and `wait` fails, the policy's delay applies."""
     with pytest.raises(StrategyFailed) as failed:
         asked({"retry": broken}, result=5)
     assert failed.value.decision is None
@@ -377,7 +377,7 @@ def test_a_result_that_a_broken_retry_cannot_judge_is_accepted() -> None:
 
 
 def test_an_asynchronous_answer_is_told_and_closed() -> None:
-    """What the decorator cannot see is found when it is asked, and leaves no coroutine behind that nobody awaited."""
+    """If the decorator cannot see that a callable is asynchronous, its first call shows it. No coroutine stays unawaited."""
     hidden: Any = asynchronous_retry_if_result(lambda _found: True)  # type: ignore[arg-type,return-value]
 
     def retry(state: RetryCallState) -> Any:

@@ -10,7 +10,7 @@ from redelivery.middleware.brokers import broker_url
 
 
 def test_a_kombu_that_reads_a_database_otherwise_is_left_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With kombu's own reading a wrong database is one line; without it nothing is refused here."""
+    """With kombu's function a wrong database is an error of one line. Without it nothing is refused here."""
     app = Celery(broker="redis://localhost:6379/shop")
     with pytest.raises(ConfigurationError, match="number of a database"):
         broker_url.check_broker_url(app)

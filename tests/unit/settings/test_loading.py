@@ -1,4 +1,4 @@
-"""Loading: three sources that say the same, precedence setting by setting, and what is answered to what is wrong."""
+"""Loading: three equal sources, precedence for each setting, and the errors for wrong settings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def load(conf: dict[str, Any] | None = None, **environ: str) -> RedeliverySettings:
-    """Settings from a mapping and an environment of nothing else."""
+    """Settings from a mapping and this environment only."""
     return RedeliverySettings.load(conf, environ)
 
 
@@ -78,7 +78,7 @@ def test_all_three_sources_say_the_same(tmp_path: Path) -> None:
 
 
 def test_the_environment_beats_the_app_which_beats_the_file(tmp_path: Path) -> None:
-    """Per setting: what only one source says stays, and what several say is the strongest source's."""
+    """For each setting the strongest source that has it gives the value."""
     file = tmp_path / "redelivery.toml"
     file.write_text('mode = "observe"\nlease = 3\n[queues."#"]\nmax_delivery_attempts = 2\nredelivery_delay = 2\nmax_age = 2\n')
     settings = load(
@@ -122,7 +122,7 @@ def test_layers_are_merged_setting_by_setting() -> None:
 
 
 def test_chords_are_asked_for_without_a_limit_but_one_of_their_own() -> None:
-    """Celery's own task has no limit, whatever its queue and patterns say; a row of its name may give it one."""
+    """Celery's own task has no limit, even if its queue or a pattern has one. A row with its name may set one."""
     limits = {"max_delivery_attempts": 3, "max_age": 60}
     rows: dict[str, Any] = {"queues": {"#": limits}, "tasks": {"celery.*": limits}}
     policy = load(rows).policy_for("q", "celery.chord_unlock").policy
@@ -133,7 +133,7 @@ def test_chords_are_asked_for_without_a_limit_but_one_of_their_own() -> None:
 
 
 def test_of_tied_patterns_the_later_wins() -> None:
-    """The order written decides what nothing else does."""
+    """If nothing else decides, the order does."""
     rows = {"a.#": {"max_age": 1}, "a.#.#": {"max_age": 2}}
     assert load({"queues": rows}).policy_for("a.b").policy.max_age == 2
     assert load({"queues": dict(reversed(rows.items()))}).policy_for("a.b").policy.max_age == 1
@@ -148,7 +148,7 @@ ROWS = st.dictionaries(
 
 
 def _is_stronger(one: str, other: str) -> bool:
-    """Artemis's order by its own words, pattern against pattern: does `one` beat `other`?"""
+    """Artemis's order as its documentation says it: does `one` beat `other`?"""
 
     def kind(pattern: str) -> str:
         words = pattern.split(".")
@@ -167,7 +167,7 @@ def _is_stronger(one: str, other: str) -> bool:
 
 
 def _strongest(rows: dict[str, dict[str, int]], field: str, address: str) -> int | None:
-    """The value of the one row that no other beats, by comparing each with each."""
+    """The value of the row that no other row beats."""
     found: str | None = None
     for pattern, given_fields in rows.items():
         if (
@@ -191,7 +191,7 @@ def test_precedence_agrees_with_brute_force(
     queue: str,
     task: str | None,
 ) -> None:
-    """For each setting by itself, the strongest row of the strongest table that names it gives the value."""
+    """For each setting, the strongest row of the strongest table that has it gives the value."""
     override = {"queues": tables["override.queues"], "tasks": tables["override.tasks"]}
     settings = load({"queues": tables["queues"], "tasks": tables["tasks"], "override": override})
     policy = settings.policy_for(queue, task, decorator).policy
@@ -209,7 +209,7 @@ def test_precedence_agrees_with_brute_force(
 
 @pytest.mark.parametrize("text", ["4711042", "12345e7", "1.10", "true", "v2"])
 def test_text_in_the_environment_stays_text(text: str) -> None:
-    """A release may be called like a number."""
+    """The name of a release may look like a number."""
     environ = {"REDELIVERY_RELEASE": text, "REDELIVERY_DEFAULT_DEAD_LETTER_QUEUE": text}
     settings = RedeliverySettings.load(environ=environ)
     assert (settings.release, settings.policy_for("q").policy.dead_letter_queue) == (text, text)
@@ -242,7 +242,7 @@ def test_text_in_the_environment_stays_text(text: str) -> None:
     ],
 )
 def test_wrong_settings_are_refused_with_one_line(conf: Any, told: str) -> None:
-    """At each level, one line says where, what, and what was probably meant."""
+    """At each level, one line says where the mistake is, what it is, and what was probably meant."""
     with pytest.raises(ConfigurationError) as refused:
         load(conf)
     assert told in str(refused.value)
@@ -268,7 +268,7 @@ def test_wrong_settings_are_refused_with_one_line(conf: Any, told: str) -> None:
     ],
 )
 def test_a_wrong_environment_is_refused_with_one_line(environ: dict[str, str], told: str) -> None:
-    """Variables are answered as keys are, and broken JSON with its place."""
+    """Variables get the same errors as keys. The error for broken JSON has the position."""
     with pytest.raises(ConfigurationError) as refused:
         RedeliverySettings.load(None, environ)
     assert told in str(refused.value)
@@ -276,7 +276,7 @@ def test_a_wrong_environment_is_refused_with_one_line(environ: dict[str, str], t
 
 
 def test_variables_of_kubernetes_are_passed_over() -> None:
-    """A service called `redelivery` puts variables of its own into every pod; they are no settings."""
+    """Kubernetes sets variables in every pod for a service called `redelivery`. They are not settings."""
     settings = load(
         REDELIVERY_SERVICE_HOST="10.0.0.1",
         REDELIVERY_SERVICE_PORT_HTTP="80",
@@ -298,7 +298,7 @@ def test_variables_of_kubernetes_are_passed_over() -> None:
     ],
 )
 def test_a_broken_file_is_refused_with_its_name_and_line(tmp_path: Path, content: bytes, told: str) -> None:
-    """What is wrong with a file is told with the file and, for its syntax, the line."""
+    """The error names the file and, for a syntax error, the line."""
     file = tmp_path / "redelivery.toml"
     file.write_bytes(content)
     with pytest.raises(ConfigurationError) as refused:
@@ -308,7 +308,7 @@ def test_a_broken_file_is_refused_with_its_name_and_line(tmp_path: Path, content
 
 
 def test_fields_that_contradict_each_other_are_told_with_their_rows() -> None:
-    """Two rows, each fine by itself, are refused together, and the line says where each value came from."""
+    """Two rows that are valid alone are refused together. The error says where each value came from."""
     settings = load({"queues": {"#": {"max_redelivery_delay": 5}, "slow": {"redelivery_delay": 10}}})
     assert settings.policy_for("quick").policy.cap == 5
     with pytest.raises(ConfigurationError) as refused:
@@ -320,7 +320,7 @@ def test_fields_that_contradict_each_other_are_told_with_their_rows() -> None:
 
 
 def test_general_settings_have_the_documented_defaults() -> None:
-    """Nothing at all gives the defaults, each from `built-in`."""
+    """Without settings there are only defaults, each with the source `built-in`."""
     settings = load()
     assert (settings.mode, settings.lease, settings.outcome_log_max_bytes) == ("enforce", 10.0, 256 * 1024 * 1024)
     assert (settings.fast_receive, settings.eta_threshold, settings.dispatcher) == (True, 1.0, True)
@@ -330,7 +330,7 @@ def test_general_settings_have_the_documented_defaults() -> None:
 
 
 def test_a_policy_is_resolved_once() -> None:
-    """The same question gives the same object; another decorator's mapping gives another."""
+    """The same arguments give the same object; the mapping of another decorator gives another one."""
     settings = load({"queues": {"q": {"max_age": 5}}})
     fields = {"redelivery_delay": 2}
     assert settings.policy_for("q", "t") is settings.policy_for("q", "t")
@@ -342,7 +342,7 @@ def test_a_policy_is_resolved_once() -> None:
 
 
 def test_strange_queues_do_not_fill_the_memory() -> None:
-    """What is remembered is bounded."""
+    """The cache is bounded."""
     settings = load()
     for number in range(MAX_REMEMBERED + 1):
         settings.policy_for(f"q{number}")
@@ -351,6 +351,6 @@ def test_strange_queues_do_not_fill_the_memory() -> None:
 
 
 def test_a_decorator_s_fields_are_checked() -> None:
-    """What is handed in as a decorator's is read like any row."""
+    """The mapping of a decorator is checked like a row."""
     with pytest.raises(ConfigurationError, match="decorator: unknown setting 'max_agee'; did you mean 'max_age'"):
         load().policy_for("q", "t", {"max_agee": 1})

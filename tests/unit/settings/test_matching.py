@@ -1,4 +1,4 @@
-"""Address patterns: what they match, and which of two wins."""
+"""Patterns: what they match, and which of two is stronger."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ PATTERNS = st.lists(st.sampled_from(["a", "b", "c", "*", "#"]), min_size=1, max_
     ],
 )
 def test_words_are_matched_as_artemis_does(pattern: str, address: str, matches: bool) -> None:
-    """`*` is one word, `#` any number, none included, and all else is itself."""
+    """`*` is one word, `#` is any number of words (also none), and other words are literal."""
     assert AddressPattern(pattern).matches(address) is matches
 
 
@@ -66,19 +66,19 @@ def test_words_are_matched_as_artemis_does(pattern: str, address: str, matches: 
     ],
 )
 def test_the_more_specific_pattern_is_stronger(weaker: str, stronger: str) -> None:
-    """Exact beats `*` beats `#`; then more literal words; then the earlier literal."""
+    """Exact beats `*`, and `*` beats `#`; then more literal words win; then the earlier literal word."""
     assert AddressPattern(weaker).specificity < AddressPattern(stronger).specificity
 
 
 @pytest.mark.parametrize(("one", "other"), [("a.#", "a.#.#"), ("a.*.#", "a.#.*"), ("*", "*.*")])
 def test_patterns_that_say_as_much_are_tied(one: str, other: str) -> None:
-    """Patterns that none of the rules tells apart are left to the order written."""
+    """If no rule decides, the order in the settings does."""
     assert AddressPattern(one).specificity == AddressPattern(other).specificity
 
 
 @pytest.mark.parametrize("text", ["orders*", "#orders", "a.b*", "**", "a.##"])
 def test_wildcards_inside_words_are_refused(text: str) -> None:
-    """A wildcard stands for a whole word; a shell's habits are answered with what to write."""
+    """A wildcard stands for a whole word. For a shell pattern, the error says what to write instead."""
     with pytest.raises(ConfigurationError, match="stand for whole words"):
         AddressPattern(text)
 
@@ -107,12 +107,12 @@ def _oracle(pattern: str, address: str) -> bool:
 
 @given(pattern=PATTERNS, address=ADDRESSES)
 def test_matching_agrees_with_its_definition(pattern: str, address: str) -> None:
-    """The quick way and the recursive definition never differ."""
+    """The fast function always agrees with the recursive definition."""
     assert AddressPattern(pattern).matches(address) is _oracle(pattern, address)
 
 
 def test_no_pattern_takes_long() -> None:
-    """Many `#` against a long address that does not match take no exponential time."""
+    """Many `#` and a long name that does not match do not take exponential time."""
     pattern = AddressPattern(".".join(["#", "a"] * 30 + ["b"]))
     began = time.perf_counter()
     assert not pattern.matches(".".join(["a"] * 300))

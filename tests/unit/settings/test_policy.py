@@ -1,4 +1,4 @@
-"""The policy: what it takes, what it refuses, and what it says of exceptions and dead-letter queues."""
+"""The policy: what it accepts and refuses, and what it decides about exceptions and dead-letter queues."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class RefusedForGood(Refused):
 
 
 def test_defaults_are_those_of_the_contract() -> None:
-    """A policy of nothing has the defaults that the documentation promises."""
+    """A policy without fields has the documented defaults."""
     policy = RedeliveryPolicy()
     assert (policy.max_delivery_attempts, policy.redelivery_delay, policy.redelivery_delay_multiplier) == (10, 1.0, 2.0)
     assert (policy.cap, policy.redelivery_collision_avoidance_factor, policy.max_age) == (600.0, 0.25, None)
@@ -40,31 +40,31 @@ def test_defaults_are_those_of_the_contract() -> None:
 
 
 def test_fields_for_type_checkers_are_the_fields_of_the_policy() -> None:
-    """The keywords that `@redeliver` is typed with are exactly the policy's, in the same order."""
+    """The typed keywords of `@redeliver` are the policy's fields, in the same order."""
     assert tuple(each.name for each in dataclasses.fields(RedeliveryPolicy) if each.init) == FIELDS
 
 
 def test_durations_are_seconds_or_timedelta() -> None:
-    """A `timedelta`, an integer and a float of one length make equal policies."""
+    """A `timedelta`, an integer and a float of the same duration make equal policies."""
     made = [RedeliveryPolicy(redelivery_delay=each) for each in (90, 90.0, timedelta(minutes=1, seconds=30))]  # type: ignore[arg-type]
     assert made[0] == made[1] == made[2]
     assert isinstance(made[0].redelivery_delay, float)
 
 
 def test_zero_is_a_value() -> None:
-    """0 means no delay, no age and no delivery delay; it is never taken for unset."""
+    """0 means no delay, no age and no delivery delay. It never means unset."""
     policy = RedeliveryPolicy(redelivery_delay=0, max_redelivery_delay=0, max_age=0, delivery_delay=0)
     assert (policy.redelivery_delay, policy.cap, policy.max_age, policy.delivery_delay) == (0.0, 0.0, 0.0, 0.0)
 
 
 @pytest.mark.parametrize(("delay", "cap"), [(1, 600), (60, 600), (60.1, 601), (0, 600)])
 def test_the_default_cap_is_ten_delays_or_ten_minutes(delay: float, cap: float) -> None:
-    """Where no cap is set it is the greater of 600 s and ten times the delay."""
+    """The default is the greater of 600 s and ten times the delay."""
     assert RedeliveryPolicy(redelivery_delay=delay).cap == pytest.approx(cap)
 
 
 def test_no_duration_is_longer_than_a_hundred_years() -> None:
-    """More of it means for ever: no clock, no sleep and no script is asked for more."""
+    """A longer one means for ever, and no clock, sleep or script could handle it."""
     century = 36_525 * 86_400
     assert (RedeliveryPolicy(delivery_delay=1e300).delivery_delay, RedeliveryPolicy(max_age=1e14).max_age) == (century, century)
     assert read_general("outcome_export_every", timedelta.max) == century
@@ -109,7 +109,7 @@ def test_no_duration_is_longer_than_a_hundred_years() -> None:
     ],
 )
 def test_wrong_values_are_refused_with_one_line(field: str, value: Any, told: str) -> None:
-    """Each wrong value is answered with one line that names the field and the rule."""
+    """The error is one line, which names the field and the rule."""
     with pytest.raises(ConfigurationError) as refused:
         RedeliveryPolicy(**{field: value})
     line = str(refused.value)
@@ -135,7 +135,7 @@ def test_a_cap_below_the_delay_is_refused() -> None:
 
 
 def test_a_dead_letter_queue_is_named_after_its_origin_or_by_itself_or_missing() -> None:
-    """`default` is prefix + queue + suffix, a name is that queue, None (or the word none, as Python writes it too) is nowhere."""
+    """`default` is prefix + queue + suffix, a name is that queue, and None (also as the text none or None) is no queue."""
     assert RedeliveryPolicy(dead_letter_queue_prefix="", dead_letter_queue_suffix=".dead").dead_letter_queue_for("a") == "a.dead"
     assert RedeliveryPolicy(dead_letter_queue="morgue").dead_letter_queue_for("a") == "morgue"
     assert RedeliveryPolicy(dead_letter_queue=None).dead_letter_queue_for("a") is None
@@ -145,7 +145,7 @@ def test_a_dead_letter_queue_is_named_after_its_origin_or_by_itself_or_missing()
 
 
 def test_a_queue_that_is_its_own_dead_letter_queue_is_refused() -> None:
-    """Neither a name nor an empty prefix and suffix may lead a dead letter back to its origin."""
+    """A name, or an empty prefix and suffix, must not send a dead letter back to its origin."""
     with pytest.raises(ConfigurationError, match="'a' is 'a' itself"):
         RedeliveryPolicy(dead_letter_queue="a").dead_letter_queue_for("a")
     with pytest.raises(ConfigurationError, match="both empty"):
@@ -153,7 +153,7 @@ def test_a_queue_that_is_its_own_dead_letter_queue_is_refused() -> None:
 
 
 def test_the_expired_go_to_the_expiry_queue_or_the_dead_letter_queue() -> None:
-    """Without an `expiry_queue` they go where dead letters go; it may not be the origin either."""
+    """Without an `expiry_queue` they go to the DLQ. The origin is refused as `expiry_queue`."""
     assert RedeliveryPolicy().expiry_queue_for("a") == "DLQ.a"
     assert RedeliveryPolicy(expiry_queue="late").expiry_queue_for("a") == "late"
     with pytest.raises(ConfigurationError, match="expiry_queue of queue 'late'"):
@@ -161,7 +161,7 @@ def test_the_expired_go_to_the_expiry_queue_or_the_dead_letter_queue() -> None:
 
 
 def test_policies_are_frozen_values() -> None:
-    """Equal policies are equal and hash alike, survive pickling and copying, and cannot be changed."""
+    """They compare and hash by value, can be pickled and copied, and cannot be changed."""
     given: dict[str, Any] = {"redelivery_delay": 3, "rules": {OSError: {"redelivery_delay": 30}}, "non_retryable": [ValueError]}
     policy = RedeliveryPolicy(**given)
     assert policy == RedeliveryPolicy(**given) == pickle.loads(pickle.dumps(policy)) == copy.deepcopy(policy)  # noqa: S301 - our own
@@ -174,7 +174,7 @@ def test_policies_are_frozen_values() -> None:
 
 
 def test_a_table_that_is_changed_later_changes_no_policy() -> None:
-    """The policy keeps its own copy of what it was given."""
+    """The policy keeps a copy."""
     rules = {"OSError": {"redelivery_delay": 30}}
     policy = RedeliveryPolicy(rules=rules)
     rules["OSError"]["redelivery_delay"] = 1
@@ -183,7 +183,7 @@ def test_a_table_that_is_changed_later_changes_no_policy() -> None:
 
 @pytest.mark.parametrize("named", [Refused, f"{__name__}.Refused"])
 def test_subclasses_are_matched_by_class_and_by_name(named: Any) -> None:
-    """A class and its dotted name say the same, and both take in subclasses and nothing else."""
+    """A class and its dotted name mean the same: the class and its subclasses."""
     policy = RedeliveryPolicy(non_retryable=named)
     assert policy.is_non_retryable(Refused)
     assert policy.is_non_retryable(RefusedForGood)
@@ -192,25 +192,25 @@ def test_subclasses_are_matched_by_class_and_by_name(named: Any) -> None:
 
 
 def test_a_name_is_matched_without_importing_its_module() -> None:
-    """A name in a module that was never loaded is accepted, and simply never met."""
+    """A name in a module that was never loaded is accepted, and matches nothing."""
     policy = RedeliveryPolicy(non_retryable=("no.such.module.Error",))
     assert not policy.is_non_retryable(Refused)
 
 
 @pytest.mark.parametrize("alias", ["IOError", "EnvironmentError", "builtins.OSError", "socket.error", "os.error"])
 def test_other_names_of_a_class_are_followed(alias: str) -> None:
-    """A class is met under any name that a loaded module has for it."""
+    """A class matches under any name that a loaded module has for it."""
     assert RedeliveryPolicy(non_retryable=(alias,)).is_non_retryable(ConnectionResetError)
 
 
 def test_a_class_and_its_name_are_kept_as_one() -> None:
-    """Naming a class twice, in two ways, keeps one name."""
+    """A class that is named twice, in two ways, is kept once."""
     assert RedeliveryPolicy(non_retryable=(OSError, "IOError", "OSError")).non_retryable == ("OSError",)  # type: ignore[arg-type]
     assert name_of("here", Refused) == f"{__name__}.Refused"
 
 
 def test_the_nearest_rule_wins() -> None:
-    """Of several rules that speak of an exception, that of its nearest ancestor changes the policy, and only what it names."""
+    """If several rules match an exception, only the rule of its nearest ancestor applies, and only with the fields that it has."""
     rules = {
         Exception: {"redelivery_delay": 2},
         Refused: {"redelivery_delay": 30, "max_delivery_attempts": 3},
@@ -227,7 +227,7 @@ def test_the_nearest_rule_wins() -> None:
 
 
 def test_a_rule_and_the_list_are_weighed_by_nearness() -> None:
-    """A rule's `non_retryable` wins over a class of the list that is no nearer, and loses to one that is."""
+    """A rule's `non_retryable` wins, unless a class of the list is nearer to the exception."""
     spared = RedeliveryPolicy(non_retryable=("OSError",), rules={"ConnectionError": {"non_retryable": False}})
     assert spared.is_non_retryable(FileNotFoundError)
     assert not spared.is_non_retryable(ConnectionResetError)

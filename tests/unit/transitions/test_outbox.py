@@ -1,4 +1,4 @@
-"""The outbox: transitions wait there while the broker cannot answer, and are quarantined if the broker refuses them."""
+"""The outbox: transitions wait in it while the broker does not answer. A transition that the broker refuses is quarantined."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Asked:
         self.asked = 0
 
     def __call__(self) -> Answer:
-        """Carried out, or not."""
+        """Carry it out, or fail."""
         self.asked += 1
         if self.failing is not None:
             raise self.failing
@@ -75,12 +75,12 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_only_a_broker_that_cannot_now_is_waited_for(error: Exception, *, not_now: bool) -> None:
-    """Any other failure would block the head of the outbox for ever."""
+    """A transition with any other failure would block the outbox for ever."""
     assert RedisTransport.is_transient(error) is not_now
 
 
 def test_what_cannot_be_done_now_waits_and_the_rest_behind_it_in_order() -> None:
-    """The order of the requests stays, whatever happens to the broker meanwhile."""
+    """The order of the requests stays, whatever happens to the broker."""
     outbox, done = Outbox(RedisTransport.is_transient), list[str]()
     first = Asked("a", done, failing=exceptions.ReadOnlyError("READONLY"))
     answers: list[Any] = []
@@ -97,7 +97,7 @@ def test_what_cannot_be_done_now_waits_and_the_rest_behind_it_in_order() -> None
     "error", [exceptions.NoPermissionError("NOPERM"), TypeError("a bug in redelivery")], ids=["refused", "fault"]
 )
 def test_what_is_refused_for_good_blocks_nobody_and_is_tried_again(error: Exception) -> None:
-    """It is quarantined with an error line, its prefetch place is free, and it is carried out after the repair."""
+    """It is quarantined and logged as an error, its prefetch slot becomes free, and it is carried out after the repair."""
     freed: list[str] = []
     outbox, done = Outbox(RedisTransport.is_transient, freed.append), list[str]()
     bad = Asked("a", done, failing=error)
@@ -125,7 +125,7 @@ def test_a_quarantined_transition_is_tried_at_least_once_a_minute() -> None:
 
 
 def test_only_the_first_thousand_quarantined_transitions_give_their_slot_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise a worker with only refused transitions would receive all messages that there are."""
+    """Otherwise a worker with only refused transitions would receive every message of the queue."""
     monkeypatch.setattr(Outbox, "_ensure_thread", lambda _: None)
     freed: list[str] = []
     outbox = Outbox(RedisTransport.is_transient, freed.append)
@@ -137,7 +137,7 @@ def test_only_the_first_thousand_quarantined_transitions_give_their_slot_back(mo
 
 
 def test_one_that_is_refused_in_line_lets_the_others_pass() -> None:
-    """The broker comes back, and refuses the first of the waiting transitions."""
+    """The broker comes back, and refuses the first transition that waits."""
     outbox, done = Outbox(RedisTransport.is_transient), list[str]()
     first = Asked("a", done, failing=exceptions.ConnectionError("gone"))
     outbox.carry_out("a", first, lambda _: None)
@@ -150,7 +150,7 @@ def test_one_that_is_refused_in_line_lets_the_others_pass() -> None:
 
 
 def test_who_is_told_may_fail() -> None:
-    """If the callback raises, the transition is still carried out, and the thread goes on with the next."""
+    """If the callback raises, the transition is carried out all the same, and the thread goes on."""
     outbox, done = Outbox(RedisTransport.is_transient), list[str]()
     first = Asked("a", done, failing=exceptions.ConnectionError("gone"))
 
@@ -187,10 +187,10 @@ def test_many_threads_put_their_transitions_in_one_line() -> None:
 
 
 def test_a_letter_that_its_queue_refuses_waits_until_somebody_mends_it(shop: Callable[..., Shop]) -> None:
-    """The worker's DLQ is a key of another type: more tasks die than it has places, it keeps working, and all are kept later."""
+    """The DLQ is a key of another type. More tasks die than the worker has slots: it keeps working, and all dead letters are kept later."""
     here = shop(settings={"queues": {"#": {"max_delivery_attempts": 1}}})
     worker = here.start("--prefetch-multiplier", "1", concurrency=2)
-    here.server.client.hset("DLQ.celery", "not", "a list")  # with that key it would refuse to start
+    here.server.client.hset("DLQ.celery", "not", "a list")  # with this key the worker would refuse to start
     dead = [here.send("fails") for _ in range(6)]
     until(lambda: {run["id"] for run in here.runs()} == set(dead), 60, "all to have failed")
     here.ended(here.send("ok"), "succeeded")
@@ -207,7 +207,7 @@ def test_a_letter_that_its_queue_refuses_waits_until_somebody_mends_it(shop: Cal
 
 
 def test_a_start_that_cannot_be_recorded_gives_the_message_and_the_place_back(shop: Callable[..., Shop]) -> None:
-    """The message comes again every second, uncounted, until the cause is repaired; nothing has run meanwhile."""
+    """The message is delivered again every second, uncounted, until the cause is repaired. Nothing runs meanwhile."""
     here = shop(settings={"queues": {"#": {"persist_delivery_count": "always"}}})
     here.server.client.set("redelivery:starts", "no hash")
     worker = here.start(concurrency=1)
@@ -222,7 +222,7 @@ def test_a_start_that_cannot_be_recorded_gives_the_message_and_the_place_back(sh
 
 
 def test_the_broker_tells_one_kind_from_the_other(any_server: Server) -> None:
-    """Real answers of each kind of server to a script: full, read-only and loading are waited for; a wrong type is not."""
+    """Real answers of each server to a script: the outbox waits if it is full, read-only or loading, and not for a wrong type."""
     desk = Desk(any_server)
     desk.publish()
     tag = desk.hold()
