@@ -1,1 +1,1 @@
-"""The conformance suite: the same test bodies must pass on every broker; differences between brokers are declared."""
+"""The conformance suite: the same tests must pass on every broker. Brokers declare what they lack."""

@@ -1,6 +1,6 @@
 """The brokers of the conformance suite: Valkey, Debian's Redis, Debian's RabbitMQ with classic and with quorum queues, and files.
 
-"Files" is kombu's filesystem transport. It stands for every transport that only kombu knows, with real processes and no server.
+"Files" is kombu's filesystem transport. It stands for all of kombu's other transports, with real processes and without a server.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ QUICK = ("valkey", "rabbit-classic", "files", "skeleton")
 
 
 def capabilities_of(name: str) -> frozenset[Capability]:
-    """What the transport of this broker says that it can do."""
+    """The capabilities that the transport of this broker declares."""
     if name in FILES:
         return of_channel(FilesystemTransport.Channel)
     if name in SKELETON:
@@ -66,7 +66,7 @@ def capabilities_of(name: str) -> frozenset[Capability]:
 
 @dataclass
 class Place:
-    """One broker, all of it the test's own, and the desks and shops on it."""
+    """A private broker, and the desks and shops on it."""
 
     name: str
     server: Server | Rabbit | Files
@@ -75,27 +75,27 @@ class Place:
 
     @property
     def capabilities(self) -> frozenset[Capability]:
-        """What its transport says that it can do."""
+        """The capabilities that its transport declares."""
         return capabilities_of(self.name)
 
     @property
     def opening(self) -> tuple[str, int, int]:
-        """The first event of a life, with attempt and delivery: our producer records it if there is a log that it can write to."""
+        """The first event of a life, with attempt and delivery: `published` if producers can write to the outcome log."""
         return ("published", 0, 0) if Capability.OUTCOME_LOG in self.capabilities else ("received", 1, 1)
 
     @property
     def waits(self) -> list[str]:
-        """The events of a message that waits for its time; none if it waits in a worker's memory."""
+        """The events of a message that waits until it is due; none if it waits in a worker's memory."""
         return ["deferred"] if Capability.BROKER_DELAYS in self.capabilities else []
 
     @property
     def queue_type(self) -> str:
-        """The type of the queues, where the broker has types."""
+        """The type of the queues, if the broker has types."""
         return self.name.partition("-")[2] or "classic"
 
     @property
     def conf(self) -> dict[str, Any]:
-        """What Celery's settings must say for this broker."""
+        """The Celery settings that this broker needs."""
         if isinstance(self.server, Files):
             return self.server.conf
         if self.queue_type != "quorum":
@@ -103,7 +103,7 @@ class Place:
         return {"task_default_queue_type": "quorum", "task_create_missing_queue_type": "quorum"}
 
     def shop(self, **options: Any) -> Shop:
-        """A shop: producers here, workers in processes."""
+        """A shop: its producers are in this process, its workers in others."""
         options.setdefault("settings", {"queues": {"#": {"redelivery_delay": 0.2, "max_delivery_attempts": 3}}})
         options["conf"] = self.conf | options.get("conf", {})
         self._shops.append(Shop(cast("Server", self.server), self.folder, **options))
@@ -118,13 +118,13 @@ class Place:
 
     @staticmethod
     def declare(desk: Desk | Shop, name: str) -> None:
-        """A queue of this desk's app, as a worker declares it."""
+        """Declare a queue of this desk's app, as a worker does."""
         with desk.app.connection_for_write() as connection:
             desk.app.amqp.queues[name].bind(connection.default_channel).declare()
 
     @staticmethod
     def command(app: Celery, *words: str) -> Any:
-        """What `redelivery -A <this app> … --json` prints, in this process. Raises `AssertionError` where it fails."""
+        """The output of `redelivery -A <this app> … --json`, run in this process. Raises `AssertionError` if it fails."""
         module = types.ModuleType(f"operator_{uuid.uuid4().hex}")
         module.app = app  # type: ignore[attr-defined]
         sys.modules[module.__name__] = module
@@ -141,13 +141,13 @@ class Place:
             shop.stop()
 
     def queue_of(self, name: str, priority: int = 0) -> str:
-        """Where a message of this priority waits: Redis has a list for each step of them."""
+        """The queue of messages with this priority: Redis has a list for each priority step."""
         return Keys().list_name(name, priority) if isinstance(self.server, Server) else name
 
-    # putting messages where they are wanted, and reading what is there, without redelivery
+    # putting and reading messages without redelivery
 
     def put(self, *raws: bytes, name: str = LETTERS) -> None:
-        """Letters into a dead-letter queue, the first the oldest."""
+        """Put dead letters into a dead-letter queue, the oldest first."""
         assert not isinstance(self.server, Files)
         if isinstance(self.server, Server):
             if raws:
@@ -163,7 +163,7 @@ class Place:
                 amqp.Channel.basic_publish_confirm(channel, message_of(raw, target=("", name)), "", name)
 
     def lose(self, name: str) -> None:
-        """Take one message out of a queue without any record of it."""
+        """Remove one message from a queue without a record."""
         assert not isinstance(self.server, Files)
         if isinstance(self.server, Server):
             assert self.server.client.lpop(name) is not None
@@ -172,7 +172,7 @@ class Place:
             assert connection.default_channel.basic_get(name, no_ack=True) is not None
 
     def there(self, name: str) -> list[dict[str, Any]]:
-        """The messages of a queue, the next to be taken first; of RabbitMQ's they are marked by it."""
+        """The messages of a queue, the next one first. RabbitMQ marks them as delivered."""
         assert not isinstance(self.server, Files)
         if isinstance(self.server, Server):
             return [opened(raw) for raw in self.server.client.lrange(name, 0, -1)[::-1]]
@@ -180,7 +180,7 @@ class Place:
             return [opened(found.raw) for found in look]
 
     def ids(self, name: str) -> list[str]:
-        """The task ids of the messages of a queue, the next to be taken first."""
+        """The task ids of the messages of a queue, the next one first."""
         return [message["headers"]["id"] for message in self.there(name)]
 
 
@@ -208,7 +208,7 @@ def letter(
 
 
 def opened_place(name: str, folder: Path, node: Callable[[], Node]) -> Iterator[Place]:
-    """The broker of this name, for a fixture; where the machine has none of it the test is skipped, but not in CI.
+    """The broker of this name, for a fixture. If the machine does not have it, the test is skipped, except in CI.
 
     `node` gives the run's RabbitMQ.
     """

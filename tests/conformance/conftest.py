@@ -1,6 +1,6 @@
-"""Fixtures: a test with `place` runs on every broker; so does one with `shared_place`, which the tests of a module share.
+"""Fixtures: a test with `place` or `shared_place` runs on every broker. The tests of a module share a `shared_place`.
 
-The marker `needs` names what a test needs of a broker; the brokers whose transports lack it are left out.
+The marker `needs` names the capabilities that a test needs. Brokers without them are left out.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Each test on each broker that has what it needs."""
+    """Run each test on each broker with the needed capabilities."""
     needed = {each for mark in metafunc.definition.iter_markers("needs") for each in mark.args}
     names = [name for name in BROKERS if needed <= capabilities_of(name)]
     if "place" in metafunc.fixturenames:
@@ -30,7 +30,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def lane(name: str) -> list[pytest.MarkDecorator]:
-    """The mark of a broker that only the full lane runs with."""
+    """The mark `full`, for a broker that only the full lane tests."""
     return [] if name in QUICK else [FULL]
 
 
@@ -42,6 +42,6 @@ def place(request: pytest.FixtureRequest, folder: Path) -> Iterator[Place]:
 
 @pytest.fixture(scope="module")
 def shared_place(request: pytest.FixtureRequest) -> Iterator[Place]:
-    """A broker that the tests of a module share; they stay in one process."""
+    """A broker that the tests of a module share. They run in one process."""
     with tempfile.TemporaryDirectory(prefix="rd-", ignore_cleanup_errors=True) as name:
         yield from opened_place(request.param, Path(name), lambda: request.getfixturevalue("rabbit_node"))

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.needs(Capability.OUTCOME_LOG)
 
 
 def test_whoever_changes_a_letter_stands_in_its_event_and_in_the_audit(place: Place) -> None:
-    """A redrive, a move and a purge, each by somebody else."""
+    """A redrive, a move and a purge, by three people."""
     place.put(*(letter(task_message(f"task-{number}")) for number in range(3)))
     desk = place.desk()
     desk.json("dlq", "redrive", LETTERS, "--id", "task-0", "--as", "ana", "--why", "mended")
@@ -43,7 +43,7 @@ def test_whoever_changes_a_letter_stands_in_its_event_and_in_the_audit(place: Pl
 
 
 def test_where_no_operations_are_kept_every_command_says_what_to_do_instead(place: Place) -> None:
-    """The message names an alternative, and nothing is changed."""
+    """The error says what to do instead, and nothing changes."""
     place.put(letter(task_message("task-0")))
     desk = place.desk()
     for words in (

@@ -1,4 +1,4 @@
-"""The books on every broker: what is exported and listed there is enough to prove where every task ended."""
+"""The books on every broker: the export and the inventory prove where every task ended."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
 
 __all__ = ["spark"]
 
-#: The one process that has Spark, which takes its time on a machine that has other things to do.
+#: Only one test process has Spark, which is slow on a busy machine.
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(1800), pytest.mark.needs(Capability.OUTCOME_LOG)]
 LETTERS = "DLQ.celery"
 
 
 def judged(spark: SparkSession, folder: Path) -> dict[str, int]:
-    """The verdicts of the books about the exported events, without a grace period; verdicts without a life are left out."""
+    """The verdicts of the books on the exported events, without a grace. Verdicts without a life are left out."""
     where = {name: str(folder / name) for name in ("outcomes", "inventory", "books")}
     books = Books(outcomes=where["outcomes"], inventory=where["inventory"], output=where["books"], grace_ms=0)
     return {name: count for name, count in reconcile(spark, books).verdicts.items() if count}
 
 
 def test_the_books_balance_and_a_letter_that_vanished_is_named(place: Place, spark: SparkSession, tmp_path: Path) -> None:
-    """After successes, redeliveries, deaths, a redrive, a purge and a wait, every life but the vanished one balances or waits."""
+    """Tasks succeed, are redelivered, die, are redriven, purged and delayed. All lives except that of the vanished one balance or wait."""
     shop = place.shop()
     shop.start(pool="threads", concurrency=2)
     succeeding = [*(shop.send("ok") for _ in range(5)), shop.send("fails", 1)]
@@ -61,7 +61,7 @@ def test_the_books_balance_and_a_letter_that_vanished_is_named(place: Place, spa
 
 
 def _operate(place: Place, shop: Shop, dying: list[str], folder: Path) -> None:
-    """Send one letter back, mended; purge another."""
+    """Edit and redrive one dead letter; purge another."""
     until(lambda: {row["task_id"] for row in place.command(shop.app, "dlq", "show", LETTERS)} == set(dying), what="the letters")
     mended = folder / "mended.json"
     mended.write_text(json.dumps({"args": [0]}))
@@ -71,7 +71,7 @@ def _operate(place: Place, shop: Shop, dying: list[str], folder: Path) -> None:
 
 
 def test_what_is_recorded_can_be_watched_without_being_taken_from_the_log(place: Place, tmp_path: Path) -> None:
-    """`outcomes tail` shows the newest events each time, and the export afterwards still finds all of them."""
+    """`outcomes tail` shows the newest events each time, and a later export finds all of them."""
     desk = place.desk()
     place.put(*(letter(task_message(f"task-{number}")) for number in range(5)))
     desk.json("dlq", "purge", LETTERS_OF_DESK, "--all", "--yes")

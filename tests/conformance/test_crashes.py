@@ -1,4 +1,4 @@
-"""Workers that die, on every broker: what they held is delivered again, counted, and ends once."""
+"""Workers that die, on every broker: their messages are delivered again, counted, and end once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SETTINGS: dict[str, Any] = {
 
 
 def kept_alive(shop: Shop, until_true: Any, what: str) -> int:
-    """Start workers, one after the other as they die, until something holds; how many were started."""
+    """Start a worker each time one dies, until a condition is true; returns how many were started."""
     started = [shop.start(concurrency=1, wait=False)]
 
     def look() -> bool:
@@ -39,7 +39,7 @@ def kept_alive(shop: Shop, until_true: Any, what: str) -> int:
 
 @pytest.mark.needs(Capability.KEPT_UNTIL_ACKNOWLEDGED)
 def test_what_a_killed_worker_held_is_delivered_again(place: Place) -> None:
-    """SIGKILL in the middle of a task: it runs again elsewhere, is marked as delivered before, and ends once."""
+    """After SIGKILL in the middle of a task, the task runs on another worker, is marked as redelivered, and ends once."""
     shop = place.shop(settings=SETTINGS)
     first = shop.start(concurrency=1)
     task_id = shop.send("stalls")
@@ -56,7 +56,7 @@ def test_what_a_killed_worker_held_is_delivered_again(place: Place) -> None:
 @pytest.mark.needs(Capability.KEPT_UNTIL_ACKNOWLEDGED)
 @pytest.mark.slow
 def test_a_task_that_kills_its_worker_every_time_dies_of_it_and_no_innocent_does(place: Place) -> None:
-    """It dies as `worker_lost` after as many counted deliveries as its policy allows; the tasks held beside it succeed."""
+    """It dies as `worker_lost` when its attempts are used up. The other tasks that the worker held succeed."""
     shop = place.shop(settings=SETTINGS)
     innocents = [shop.send("ok")]
     poison = shop.send("kills", kwargs={"group": True})
@@ -74,14 +74,14 @@ def test_a_task_that_kills_its_worker_every_time_dies_of_it_and_no_innocent_does
 @pytest.mark.parametrize("is_read", first_quick([pytest.param(True, id="read"), pytest.param(False, id="unread")]))
 @pytest.mark.slow
 def test_a_worker_that_is_stopped_gives_back_what_it_has_not_begun(place: Place, pool: str, *, is_read: bool) -> None:
-    """Messages that did not begin go back unmarked and uncounted, even unread ones: the next worker sees a first delivery."""
+    """Messages that have not begun go back unmarked and uncounted, even unread ones. The next worker sees a first delivery."""
     shop, gate = place.shop(settings=SETTINGS), place.folder / "gate"
     worker = shop.start(concurrency=1, pool=pool)
     slow = shop.send("waits", str(gate))
     until(lambda: shop.runs(slow), what="the first to have begun")
     worker.process.send_signal(signal.SIGCONT if is_read else signal.SIGSTOP)
     others = [shop.send("ok") for _ in range(3)]
-    if place.name in AMQP:  # a quorum queue counts messages that are being sent to a consumer while it is cancelled
+    if place.name in AMQP:  # a quorum queue counts messages that it sends to a consumer during its cancel
         until(lambda: cast("Rabbit", place.server).depths()["celery"][1] == 4, what="all to be handed over")
     worker.process.send_signal(signal.SIGTERM)
     worker.process.send_signal(signal.SIGCONT)

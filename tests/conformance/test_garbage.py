@@ -1,4 +1,4 @@
-"""What a worker allocates for a message is freed with it: collecting it as garbage took a sixth of a worker's time."""
+"""A worker frees the memory of a message without the garbage collector, which would take a sixth of the worker's time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TASKS = 40
 
 @pytest.mark.parametrize("pool", first_quick(["prefork", "threads", "solo"]))
 def test_a_task_that_has_ended_leaves_nothing_to_the_garbage_collector(place: Place, pool: str) -> None:
-    """As in plain Celery, no reference cycle is left, neither after a success nor, with a process pool, after a redelivery."""
+    """As in plain Celery, no reference cycle is left after a success or, with a process pool, after a redelivery."""
     shop = place.shop()
     shop.start("-I", "tests.support.stops.uncollected", pool=pool)
     waits_there = Capability.BROKER_DELAYS in place.capabilities  # elsewhere it waits in Celery's timer, whose entries have cycles

@@ -1,4 +1,4 @@
-"""Dead-letter handlers on every broker: what a handler decides about a dead letter happens once, and is recorded."""
+"""Dead-letter handlers on every broker: each decision is carried out once, and recorded."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ POLICIES = {"#": {"max_delivery_attempts": 1}, "DLQ.#": {"max_delivery_attempts"
 
 @pytest.fixture(scope="module")
 def handled(shared_place: Place) -> Iterator[tuple[Shop, dict[str, str]]]:
-    """A worker that consumes a queue and its dead-letter queue, with a handler; a letter for each of its decisions."""
+    """A worker that consumes a queue and its DLQ with a handler, and a dead letter for each decision."""
     archive = str(shared_place.folder / "archive")
     shop = shared_place.shop(module="tests.support.apps.letter_shop", settings={"dead_letter_archive": archive, "queues": POLICIES})
     shop.start("-Q", "celery,DLQ.celery")
@@ -45,7 +45,7 @@ def test_a_letter_that_is_sent_back_succeeds_in_its_next_life(handled: tuple[Sho
 
 @pytest.mark.parametrize(("what", "outcome"), [("archive", "purged"), ("discard", "discarded")])
 def test_a_letter_that_is_closed_is_gone(handled: tuple[Shop, dict[str, str]], what: str, outcome: str) -> None:
-    """A closed dead letter is gone, whether it is archived first or not."""
+    """An archived or discarded dead letter is gone."""
     shop, ids = handled
     shop.ended(ids[what], outcome)
     until(lambda: ids[what] not in lying(shop, "DLQ.celery"), what="the letter to go")
@@ -54,7 +54,7 @@ def test_a_letter_that_is_closed_is_gone(handled: tuple[Shop, dict[str, str]], w
 
 @pytest.mark.parametrize("what", ["park", "fail", "astray"])
 def test_a_letter_that_is_held_is_parked_once(handled: tuple[Shop, dict[str, str]], what: str) -> None:
-    """At once if the handler says so, or after its third failure, which is its own or a request for one of Celery's queues."""
+    """At once if the handler says so, or after three failures: it raises, or asks for one of Celery's queues."""
     shop, ids = handled
     until(lambda: ids[what] in lying(shop, PARKED), what="the letter to be parked")
     calls: list[Any] = shop.runs(f"handler-{ids[what]}")
@@ -64,5 +64,5 @@ def test_a_letter_that_is_held_is_parked_once(handled: tuple[Shop, dict[str, str
 
 
 def lying(shop: Shop, queue: str) -> list[str]:
-    """The task ids of the letters in a queue."""
+    """The task ids of the dead letters in a queue."""
     return [each["headers"]["id"] for each in shop.letters(queue)]

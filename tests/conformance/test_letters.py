@@ -1,4 +1,4 @@
-"""Dead letters and the operator's tools, on every broker: a look loses nothing and does not change the order."""
+"""Dead letters and the operator's commands, on every broker: looking loses nothing and keeps the order."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from tests.support.running import until
 if TYPE_CHECKING:
     from tests.conformance.brokers import Place
 
-pytestmark = pytest.mark.needs(Capability.OUTCOME_LOG)  # what the tools do with a letter is recorded
+pytestmark = pytest.mark.needs(Capability.OUTCOME_LOG)  # the commands record what they do
 ROOT = Path(__file__).resolve().parents[2]
 DIED = 1_700_000_000_000
 
 
 def put_many(place: Place, count: int) -> list[str]:
-    """Dead letters that died one second apart, every second one of a `KeyError`. Their task ids, the oldest first."""
+    """Put dead letters that died one second apart, every second one of a `KeyError`; returns their task ids, the oldest first."""
     ids = [f"task-{number:03}" for number in range(count)]
     kinds = ("ValueError", "KeyError")
     place.put(
@@ -35,7 +35,7 @@ def put_many(place: Place, count: int) -> list[str]:
 
 
 def test_looking_changes_neither_the_order_nor_the_number_of_letters(place: Place) -> None:
-    """40 dead letters stay in their order, however often and with whatever command they are shown, and however few are shown."""
+    """40 dead letters keep their order, whichever command shows them, however often, and however few of them."""
     ids, desk = put_many(place, 40), place.desk()
     for words in (["show", LETTERS], ["show", LETTERS, "--limit", "3"], ["causes"], ["export", LETTERS], ["list"]) * 2:
         done = desk.run("dlq", *words)
@@ -55,7 +55,7 @@ def test_a_letter_is_shown_whole_and_the_newest_comes_first(place: Place) -> Non
 
 
 def test_the_beginning_of_an_id_names_a_letter(place: Place) -> None:
-    """`dlq show`, `redrive`, `move`, `purge` and `task show`, from six characters on; an ambiguous one is refused."""
+    """For `dlq show`, `redrive`, `move`, `purge` and `task show`: six characters or more. An ambiguous beginning is refused."""
     first, second = "3f2a9c1e-6d0b-4f7e-9a51-0c2f6b8e4d01", "3f2a9c77-11aa-4c1e-8b62-5d3e7c9f1a02"
     ids = [first, second, "a04e5b9d-2c7f-4e0a-b3d8-9f1e6a2c7b03", "order-1", "order-12"]
     place.put(*(letter(task_message(each)) for each in ids))
@@ -80,7 +80,7 @@ def test_the_beginning_of_an_id_names_a_letter(place: Place) -> None:
 
 
 def test_queues_are_counted_without_being_looked_at(place: Place) -> None:
-    """`dlq list`: the number of letters; an empty queue has none."""
+    """`dlq list` has the number of dead letters. An empty queue has 0."""
     desk = place.desk()
     assert {row["name"]: row["letters"] for row in desk.json("dlq", "list")} == {LETTERS: 0}
     put_many(place, 3)
@@ -88,7 +88,7 @@ def test_queues_are_counted_without_being_looked_at(place: Place) -> None:
 
 
 def test_letters_go_back_by_id_and_the_others_stay_in_their_order(place: Place) -> None:
-    """Two of nine are redriven, one of them asked for twice; the other seven keep their order."""
+    """Two of nine are redriven, one of them named twice. The other seven keep their order."""
     ids, desk = put_many(place, 9), place.desk()
     done = desk.json("dlq", "redrive", LETTERS, "--id", ids[6], "--id", ids[2])
     assert (done["moved"], done["looked_at"]) == (2, 9)
@@ -97,7 +97,7 @@ def test_letters_go_back_by_id_and_the_others_stay_in_their_order(place: Place) 
 
 
 def test_letters_go_back_by_what_they_died_of_at_most_so_many_the_oldest_first(place: Place) -> None:
-    """`--exception` and `--limit` together; a dry run counts the same and moves none."""
+    """`--exception` and `--limit` together. A dry run counts the same and moves nothing."""
     ids, desk = put_many(place, 9), place.desk()
     words = ("dlq", "redrive", LETTERS, "--exception", "KeyError", "--limit", "3")
     assert desk.json(*words, "--dry-run")["moved"] == 3
@@ -108,7 +108,7 @@ def test_letters_go_back_by_what_they_died_of_at_most_so_many_the_oldest_first(p
 
 
 def test_a_rate_is_not_passed(place: Place) -> None:
-    """`--rate` spaces them evenly: at five a second, the sixth goes at least a second after the first."""
+    """`--rate` spaces them evenly: at five a second, the sixth goes a second or more after the first."""
     ids, desk = put_many(place, 6), place.desk()
     began = time.monotonic()
     assert desk.json("dlq", "redrive", LETTERS, "--all", "--rate", "5/s")["moved"] == 6
@@ -117,7 +117,7 @@ def test_a_rate_is_not_passed(place: Place) -> None:
 
 
 def test_many_letters_go_back_in_their_order(place: Place) -> None:
-    """More than a page and more than a batch go back in order, and the outcome log has each one, in its next generation."""
+    """More than one page and one batch go back in order. The outcome log has each of them, in its next generation."""
     ids, desk = put_many(place, 300), place.desk()
     assert desk.json("dlq", "redrive", LETTERS, "--all")["moved"] == 300
     assert place.ids(LETTERS) == []
@@ -128,7 +128,7 @@ def test_many_letters_go_back_in_their_order(place: Place) -> None:
 
 
 def test_a_redriven_message_is_what_it_was(place: Place) -> None:
-    """Body, priority, custom headers and properties are unchanged; the history is kept, and the counts begin again."""
+    """Body, priority, custom headers and properties do not change. The history stays, and the counts begin again."""
     message = task_message("whole", priority=6, tenant="täglich", nested={"a": [1, None, {"b": True}]})
     message["properties"].update(correlation_id="c-1", reply_to="r-1")
     place.put(letter(message))
@@ -149,7 +149,7 @@ def test_a_redriven_message_is_what_it_was(place: Place) -> None:
 
 
 def test_a_letter_is_edited_on_its_way_back(place: Place) -> None:
-    """`--with` and `--to`: other arguments, into another queue."""
+    """`--with` and `--to` give it other arguments and another queue."""
     place.put(letter(task_message("one")))
     desk = place.desk()
     place.declare(desk, "other")
@@ -162,7 +162,7 @@ def test_a_letter_is_edited_on_its_way_back(place: Place) -> None:
 
 
 def test_a_letter_of_somebody_else_stays_and_is_counted(place: Place) -> None:
-    """A message without a death record cannot go back: it stays in its place."""
+    """A message without a death record cannot go back. It stays in its place."""
     place.put(letter(task_message("a")), sealed(task_message("strange")), letter(task_message("b")))
     done = place.desk().json("dlq", "redrive", LETTERS, "--all")
     assert (done["moved"], done["left"]) == (2, {"it has no death record: somebody else put it here": 1})
@@ -170,7 +170,7 @@ def test_a_letter_of_somebody_else_stays_and_is_counted(place: Place) -> None:
 
 
 def test_purged_letters_are_archived_first_and_recorded(place: Place, tmp_path: Path) -> None:
-    """`dlq purge --archive`: gone from the queue, whole in the archive, `purged` by an operator in the log; the others stay."""
+    """`dlq purge --archive`: they leave the queue, are whole in the archive, and `purged` by an operator in the log. The others stay."""
     ids, desk = put_many(place, 6), place.desk()
     done = desk.json("dlq", "purge", LETTERS, "--exception", "KeyError", "--archive", str(tmp_path), "--yes")
     assert done["purged"] == 3
@@ -181,7 +181,7 @@ def test_purged_letters_are_archived_first_and_recorded(place: Place, tmp_path: 
 
 
 def test_an_archived_letter_is_published_again_as_its_document_says(place: Place, tmp_path: Path) -> None:
-    """`docs/dead-letters.md` has a function for it: the task runs with its arguments, under another id."""
+    """With the function of `docs/dead-letters.md`, the task runs with its arguments and a new id."""
     text = (ROOT / "docs" / "dead-letters.md").read_text()
     block = re.search(r"^<!-- run by tests/conformance/test_letters.py -->\n```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     assert block is not None
@@ -198,7 +198,7 @@ def test_an_archived_letter_is_published_again_as_its_document_says(place: Place
 
 
 def test_letters_move_to_another_queue_and_the_log_says_who_did_it(place: Place) -> None:
-    """`dlq move --create` records that an operator redrove the dead letter and that it died again in the new queue."""
+    """`dlq move --create` records two events by an operator: `redriven`, and `dead_lettered` in the new queue."""
     ids, desk = put_many(place, 3), place.desk()
     assert desk.json("dlq", "move", LETTERS, "--to", "graveyard", "--create", "--all", "--yes")["moved"] == 3
     assert place.ids(LETTERS) == []
@@ -208,11 +208,11 @@ def test_letters_move_to_another_queue_and_the_log_says_who_did_it(place: Place)
 
 
 def test_letters_are_moved_to_no_queue_that_a_worker_consumes(place: Place) -> None:
-    """Refused even if the operator's app does not know the queue: a worker would run them there, which is a redrive."""
+    """A worker would run them there. Such a move is refused even if the operator's app does not know the queue."""
     ids, desk = put_many(place, 1), place.desk()
     place.shop().start("-Q", "fast")
 
-    def is_refused() -> bool:  # a worker that is ready may not have asked for its first message yet
+    def is_refused() -> bool:  # a worker that is ready may not have asked for messages yet
         done = desk.run("dlq", "move", LETTERS, "--to", "fast", "--create", "--all", "--yes")
         assert done.exit_code == 2, done.output
         return "is consumed by a worker" in done.stderr
@@ -222,7 +222,7 @@ def test_letters_are_moved_to_no_queue_that_a_worker_consumes(place: Place) -> N
 
 
 def test_the_same_letter_has_the_same_bytes_in_every_export(place: Place, tmp_path: Path) -> None:
-    """`dlq export` twice writes the same files with the same names, because a file is named after its content."""
+    """Two runs of `dlq export` write the same files with the same names: a file is named after its content."""
     put_many(place, 4)
     desk = place.desk()
     first = desk.json("dlq", "export", LETTERS, "--to", str(tmp_path))
@@ -231,14 +231,14 @@ def test_the_same_letter_has_the_same_bytes_in_every_export(place: Place, tmp_pa
 
 
 def test_causes_are_counted(place: Place) -> None:
-    """`dlq causes`: grouped by fingerprint, the most frequent first."""
+    """`dlq causes` groups by fingerprint, the most frequent first."""
     put_many(place, 5)
     found = place.desk().json("dlq", "causes")
     assert [(each["fingerprint"], each["count"]) for each in found] == [("f-ValueError", 3), ("f-KeyError", 2)]
 
 
 def test_a_queue_that_keeps_no_letters_is_refused_by_name(place: Place) -> None:
-    """The error names the dead-letter queues that exist."""
+    """The error names the existing dead-letter queues."""
     done = place.desk().run("dlq", "show", "nowhere")
     assert done.exit_code == 2
     assert LETTERS in done.stderr

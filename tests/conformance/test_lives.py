@@ -1,7 +1,7 @@
-"""What happens to a task in a worker, on every broker: attempts, delays, every reason of death, and the recorded events.
+"""The life of a task in a worker, on every broker: attempts, delays, every reason of death, and the recorded events.
 
-The tests of one broker share one worker. All tasks are sent before the first test looks, so that each test waits only for its own
-tasks, and not for the delays of another test.
+The tests of one broker share one worker. All tasks are sent before the first test, so that no test waits for the delays of
+another one.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SETTINGS = {
 }
 
 
-#: What is sent: the task, its arguments, and the options of its publication.
+#: The tasks to send: name, arguments, and options of the publication.
 SENT: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
     "5 s": ("ok", (), {"countdown": 5}),
     "2 s": ("ok", (), {"countdown": 2}),
@@ -57,7 +57,7 @@ SENT: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
 
 @dataclass
 class Floor:
-    """The shop of one broker, and the ids and times of what was sent."""
+    """The shop of one broker, and the id and time of each publication."""
 
     place: Place
     shop: Shop
@@ -65,27 +65,27 @@ class Floor:
     at: dict[str, float] = field(default_factory=dict)
 
     def send_all(self) -> None:
-        """Publish what the tests look at."""
+        """Publish all tasks of these tests."""
         for name, (task, args, options) in SENT.items():
             self.at[name] = time.time()
             self.ids[name] = self.shop.send(task, *args, **options)
 
     def ended(self, name: str, outcome: str) -> Event:
-        """The event with which it ended."""
+        """The task's last event."""
         return self.shop.ended(self.ids[name], outcome)
 
     def runs(self, name: str) -> list[dict[str, Any]]:
-        """Its runs so far."""
+        """The task's runs so far."""
         return self.shop.runs(self.ids[name])
 
     def letter(self, name: str) -> dict[str, Any]:
-        """Its letter, once it lies in its queue."""
+        """Its dead letter, as soon as it is in its queue."""
         return letter_of(self.shop, self.ids[name])
 
 
 @pytest.fixture(scope="module")
 def floor(shared_place: Place) -> Iterator[Floor]:
-    """A shop with one worker, for all tests of one broker."""
+    """A shop with one worker, for all tests of this broker."""
     shop = shared_place.shop(settings=SETTINGS)
     shop.start(concurrency=3)
     floor = Floor(shared_place, shop)
@@ -95,7 +95,7 @@ def floor(shared_place: Place) -> Iterator[Floor]:
 
 
 def letter_of(shop: Shop, task_id: str) -> dict[str, Any]:
-    """The letter of a task, once it lies in its queue."""
+    """The dead letter of a task, as soon as it is in its queue."""
 
     def found() -> dict[str, Any] | None:
         return next((each for each in shop.letters() if each["headers"].get("id") == task_id), None)
@@ -113,7 +113,7 @@ def publish(shop: Shop, body: Any, **options: Any) -> None:
 
 
 def test_a_task_that_fails_twice_succeeds_at_its_third_attempt(floor: Floor) -> None:
-    """Each step is recorded, with its number; `retries` counts on, and the request says that it was delivered before."""
+    """Each step is recorded with its number. `retries` goes up, and the request says `redelivered`."""
     floor.ended("twice", "succeeded")
     found = [(event.outcome, event.attempt, event.delivery) for event in floor.shop.events_of(floor.ids["twice"])]
     assert found == [
@@ -126,7 +126,7 @@ def test_a_task_that_fails_twice_succeeds_at_its_third_attempt(floor: Floor) -> 
 
 
 def test_an_exhausted_task_is_a_letter_with_its_whole_history(floor: Floor) -> None:
-    """Three attempts, one death, the failure, where it came from; the message itself is as it was published."""
+    """Three attempts, one death, the failure and the origin. The message is as it was published."""
     event = floor.ended("always", "dead_lettered")
     assert (event.reason, event.attempt, event.exception) == ("exhausted", 3, "RuntimeError")
     letter = floor.letter("always")
@@ -174,14 +174,14 @@ def test_a_pool_child_that_dies_counts_against_its_task(floor: Floor) -> None:
 
 
 def test_a_hard_time_limit_is_a_death(floor: Floor) -> None:
-    """The task dies once, although the pool reports both the time-out and the lost child."""
+    """The task dies once, although the pool reports the timeout and the lost child."""
     assert floor.ended("too long", "dead_lettered").reason == "time_limit"
     assert floor.shop.outcomes_of(floor.ids["too long"]) == [floor.place.opening[0], "dead_lettered"]
 
 
 @pytest.mark.parametrize(("name", "seconds"), [("1.4 s", 1.4), ("2 s", 2), ("5 s", 5)])
 def test_a_delayed_task_is_never_early(floor: Floor, name: str, seconds: float) -> None:
-    """It waits in the broker if the broker can do that, and runs once, after its time."""
+    """It waits in the broker if the broker has delays. It runs once, and not before its time."""
     floor.ended(name, "succeeded")
     (run,) = floor.runs(name)
     assert run["at"] >= floor.at[name] + seconds
@@ -190,13 +190,13 @@ def test_a_delayed_task_is_never_early(floor: Floor, name: str, seconds: float) 
 
 @pytest.mark.parametrize(("name", "runs"), [("retries", 3), ("autoretries", 3), ("decorated", 2)])
 def test_a_task_that_retries_itself_stops_at_its_limit(floor: Floor, name: str, runs: int) -> None:
-    """`self.retry`, `autoretry_for` and the decorator have the same limit on every broker."""
+    """`self.retry`, `autoretry_for` and the decorator stop at the same limit on every broker."""
     event = floor.ended(name, "dead_lettered")
     assert (event.reason, event.attempt, len(floor.runs(name))) == ("exhausted", runs, runs)
 
 
 def test_a_message_that_expires_dies_of_it(floor: Floor) -> None:
-    """Its `expires` passes while it waits for its ETA; it never runs, and the letter cannot expire again."""
+    """It expires while it waits for its ETA. It never runs, and its dead letter cannot expire again."""
     assert floor.ended("expires", "dead_lettered").reason == "expired"
     assert floor.runs("expires") == []
     letter = floor.letter("expires")
@@ -206,20 +206,20 @@ def test_a_message_that_expires_dies_of_it(floor: Floor) -> None:
 
 
 def test_a_producer_may_forbid_that_its_message_is_kept(floor: Floor) -> None:
-    """As with Solace's DMQ eligibility, the message is discarded when it dies, and this is recorded."""
+    """As with Solace's DMQ eligibility: the message is discarded when it dies, and that is recorded."""
     floor.ended("not eligible", "discarded")
     assert floor.ids["not eligible"] not in [each["headers"].get("id") for each in floor.shop.letters()]
 
 
 def test_a_task_acknowledged_before_it_runs_has_its_end_recorded(floor: Floor) -> None:
-    """With `acks_late=False`, success and death are in the books, and the death leaves a dead letter."""
+    """With `acks_late=False`, successes and deaths are recorded, and a death makes a dead letter."""
     floor.ended("early", "succeeded")
     floor.ended("early fails", "dead_lettered")
     floor.letter("early fails")
 
 
 def test_a_task_that_is_not_enabled_is_celerys_alone(floor: Floor) -> None:
-    """It fails once, is not delivered again and leaves no dead letter; the books contain its end."""
+    """It fails once, is not delivered again, and makes no dead letter. Its end is recorded."""
     assert floor.ended("not enabled", "discarded").reason == "exhausted"
     assert len(floor.runs("not enabled")) == 1
 
@@ -239,7 +239,7 @@ def test_a_task_that_is_not_enabled_is_celerys_alone(floor: Floor) -> None:
 def test_what_cannot_run_dies_with_its_bytes_kept(
     floor: Floor, headers: dict[str, Any], body: bytes, content_type: str, reason: str
 ) -> None:
-    """Celery would drop such a message, or the worker would end; here it becomes a dead letter, and the worker goes on."""
+    """In Celery such a message is dropped or ends the worker. Here it becomes a dead letter, and the worker goes on."""
     task_id, shop = str(uuid.uuid4()), floor.shop
     publish(shop, body, headers={"id": task_id, "lang": "py", **headers}, content_type=content_type, content_encoding="binary")
     assert shop.ended(task_id, "dead_lettered").reason == reason
@@ -248,7 +248,7 @@ def test_what_cannot_run_dies_with_its_bytes_kept(
 
 
 def test_a_task_of_a_plain_producer_opens_its_life_at_its_first_sight(floor: Floor) -> None:
-    """Its publication was not recorded. The books say so, and count the task like any other."""
+    """Its publication was not recorded. The books say that, and count the task like any other."""
     task_id = str(uuid.uuid4())
     headers = {"lang": "py", "task": "tests.support.shop.ok", "id": task_id, "root_id": task_id, "parent_id": None, "group": None}
     publish(floor.shop, [[], {}, {}], headers=headers, serializer="json")
@@ -267,13 +267,13 @@ def revoked(floor: Floor, countdown: float) -> tuple[str, set[str]]:
 
 
 def test_a_task_is_shown_the_headers_of_its_producer_alone(floor: Floor) -> None:
-    """A task sees none of our headers in any attempt, so it can pass its headers on to another task."""
+    """A task never sees redelivery's headers, so it can pass its headers to another task."""
     floor.ended("shown", "succeeded")
     assert [run["headers"] for run in floor.runs("shown")] == [{"tenant": "t1"}] * 2
 
 
 def test_what_a_newer_version_wrote_is_kept_through_a_death(floor: Floor) -> None:
-    """The newer version's number, its extra field and its other headers survive, and its attempts count."""
+    """The newer version's number, its extra field and its other headers stay, and its attempts count."""
     task_id, shop = str(uuid.uuid4()), floor.shop
     newer = {"version": 7, "lane": {"name": "fast", "since": [1, 2]}, "attempt": 1, "delivery": 1, "generation": 0, "first_seen": 5}
     headers = {"lang": "py", "task": "tests.support.shop.fails", "id": task_id, "retries": 1, "redelivery": newer}
@@ -284,16 +284,16 @@ def test_what_a_newer_version_wrote_is_kept_through_a_death(floor: Floor) -> Non
 
 
 def test_a_waiting_task_can_be_revoked(floor: Floor) -> None:
-    """If the delay store can be searched, it ends at once; otherwise when it is due, by a worker that remembers the revocation."""
+    """It ends at once if the delay store can be searched. Otherwise it ends when it is due, on a worker that remembers the revoke."""
     is_at_once = floor.place.capabilities.issuperset((Capability.CANCEL_DELAYED, Capability.BROWSE_LETTERS_UNMARKED))
     task_id, ends = revoked(floor, 600 if is_at_once else 3)
-    if ends != {"revoked"} and not is_at_once:  # this machine was too slow: it was due before the worker heard of it
+    if ends != {"revoked"} and not is_at_once:  # the machine was too slow: the task was due before the worker got the revoke
         task_id, ends = revoked(floor, 40)
     assert ends == {"revoked"}
     assert floor.shop.runs(task_id) == []
 
 
 def test_nothing_is_left_behind(floor: Floor) -> None:
-    """When all have ended, nothing waits, and nothing is held."""
+    """When all tasks have ended, no message waits or is held."""
     floor.shop.ended(floor.shop.send("ok"), "succeeded")
     until(lambda: not floor.shop.leftovers(), what="nothing to be left")

@@ -1,7 +1,7 @@
 """Policies on every broker: each setting of a queue has the effect that its name says.
 
-The tests of one broker share one worker, whose queues have one policy each. All messages are sent at once, some of them before the
-worker starts.
+The tests of one broker share one worker. Each of its queues has its own policy. All messages are sent together, some of them
+before the worker starts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tests.conformance.brokers import Place
     from tests.support.running import Shop
 
-#: On other brokers a publication has no date: the time to live counts from when a worker first sees the message.
+#: Other brokers do not record when a message was published: its time to live begins when a worker first sees it.
 DATED = pytest.mark.needs(Capability.OUTCOME_LOG)
 HOUR = 3600
 #: Time to live, in seconds, of messages that expire before the worker starts.
@@ -60,7 +60,7 @@ QUEUES: dict[str, dict[str, Any]] = {
 }
 CONSUMED = [name for name in QUEUES if "#" not in name and "*" not in name] + ["eu.post", "eu.fr.post"]
 TIME_TO_LIVE, DELIVERY_DELAY = "redelivery-time-to-live-ms", "redelivery-delivery-delay-ms"
-#: Messages sent before the worker starts, which have expired by then: the queue and the options of the publication.
+#: Messages that expire before the worker starts: the queue and the options of the publication.
 EARLY: dict[str, tuple[str, dict[str, Any]]] = {
     "over": ("slow", {"expires": BRIEF}),
     "over by its header": ("slow", {"headers": {TIME_TO_LIVE: BRIEF * 1000}}),
@@ -69,7 +69,7 @@ EARLY: dict[str, tuple[str, dict[str, Any]]] = {
     "over, and not kept": ("slow", {"expires": BRIEF, "headers": {"redelivery-dead-letter-eligible": False}}),
     "over, and nobody cares": ("deaf", {"expires": BRIEF, "headers": {TIME_TO_LIVE: BRIEF * 1000}}),
 }
-#: What is sent to the worker: the queue, the task, its arguments, and the options of its publication.
+#: The tasks to send: queue, name, arguments, and options of the publication.
 SENT: dict[str, tuple[str, str, tuple[Any, ...], dict[str, Any]]] = {
     "waits": ("slow", "fails", (1,), {}),
     "flows": ("slow", "ok", (), {}),
@@ -95,31 +95,31 @@ SENT: dict[str, tuple[str, str, tuple[Any, ...], dict[str, Any]]] = {
 
 @dataclass
 class Yard:
-    """The shop of one broker, and what was sent to it, with the time."""
+    """The shop of one broker, and the id and time of each publication."""
 
     shop: Shop
     ids: dict[str, str] = field(default_factory=dict)
     at: dict[str, float] = field(default_factory=dict)
 
     def send(self, name: str, task: str, *args: Any, **options: Any) -> None:
-        """Publish one of the messages."""
+        """Publish one message."""
         self.at[name] = time.time()
         self.ids[name] = self.shop.send(task, *args, **options)
 
     def ended(self, name: str, outcome: str) -> Event:
-        """The event with which it ended."""
+        """The message's last event."""
         return self.shop.ended(self.ids[name], outcome, 120)
 
     def outcomes(self, name: str) -> list[str]:
-        """Its outcomes so far, in their order."""
+        """Its outcomes so far, in order."""
         return self.shop.outcomes_of(self.ids[name])
 
     def runs(self, name: str) -> list[dict[str, Any]]:
-        """Its runs so far."""
+        """The message's runs so far."""
         return self.shop.runs(self.ids[name])
 
     def letter(self, name: str, queue: str) -> dict[str, Any]:
-        """Its letter, once it lies there."""
+        """Its dead letter, as soon as it is in its queue."""
 
         def found() -> dict[str, Any] | None:
             return next((each for each in self.shop.letters(queue) if each["headers"].get("id") == self.ids[name]), None)
@@ -130,7 +130,7 @@ class Yard:
 
 @pytest.fixture(scope="module")
 def yard(shared_place: Place) -> Iterator[Yard]:
-    """A shop with one worker, for all tests of one broker."""
+    """A shop with one worker, for all tests of this broker."""
     shop = shared_place.shop(settings={"queues": QUEUES})
     yard = Yard(shop)
     for queue in dict.fromkeys(queue for queue, _ in EARLY.values()):
@@ -149,7 +149,7 @@ def yard(shared_place: Place) -> Iterator[Yard]:
 
 
 def test_only_the_failed_message_waits(yard: Yard) -> None:
-    """Messages that came behind it in its queue run before its next attempt (Artemis A1)."""
+    """Messages behind it in its queue run before its next attempt (Artemis A1)."""
     yard.ended("waits", "succeeded")
     yard.ended("flows", "succeeded")
     first, again = yard.runs("waits")
@@ -159,7 +159,7 @@ def test_only_the_failed_message_waits(yard: Yard) -> None:
 
 
 def test_no_delay_is_no_delay(yard: Yard) -> None:
-    """0 is a real value (Artemis A2): there are four attempts, and none of them waits."""
+    """0 is a real value (Artemis A2): four attempts run without a wait."""
     yard.ended("at once", "dead_lettered")
     scheduled = [event for event in yard.shop.events_of(yard.ids["at once"]) if event.outcome == "redelivery_scheduled"]
     assert [event.delay_ms for event in scheduled] == [0, 0, 0]
@@ -185,7 +185,7 @@ def test_one_queue_has_no_limit_where_all_others_have_theirs(yard: Yard) -> None
     [("exact", 1, "eu.graves"), ("one word", 3, "eu.graves"), ("many words", 3, "DLQ.eu.fr.post")],
 )
 def test_patterns_are_merged_setting_by_setting(yard: Yard, name: str, attempts: int, target: str) -> None:
-    """An exact name beats `*`, which beats `#`; a setting that the stronger row lacks comes from the weaker one (Artemis A10)."""
+    """An exact name beats `*`, and `*` beats `#`. The weaker row gives the settings that the stronger row lacks (Artemis A10)."""
     assert yard.ended(name, "dead_lettered").attempt == attempts
     yard.letter(name, target)
 
@@ -204,7 +204,7 @@ def test_an_exception_may_have_a_policy_of_its_own(yard: Yard, name: str, outcom
 
 
 def test_what_has_lived_too_long_is_given_up_before_its_next_delay(yard: Yard) -> None:
-    """With `max_age`, a task dies before it has used all its attempts, and no attempt begins after that age."""
+    """With `max_age`, the task dies before its attempts are used up, and no attempt begins after that age."""
     assert yard.ended("too old", "dead_lettered").reason == "max_age"
     assert all(run["at"] < yard.at["too old"] + 60 for run in yard.runs("too old"))
     assert len(yard.runs("too old")) in {1, 2}
@@ -227,7 +227,7 @@ def test_a_dead_letter_queue_is_named_by_prefix_and_suffix(yard: Yard) -> None:
 
 
 def test_what_would_go_round_is_parked(yard: Yard) -> None:
-    """Two queues are each other's dead-letter queue: the message dies once in each, and is then parked (RabbitMQ R7 drops it)."""
+    """Two queues are each other's DLQ: the message dies once in each, and is then parked. RabbitMQ (R7) would drop it."""
     envelope = Envelope.of(yard.letter("round", "DLQ.there")["headers"])
     assert [(death["queue"], death["count"]) for death in envelope.deaths] == [("there", 1), ("here", 1)]
     assert envelope.to_header()["first_death"]["queue"] == "here"
@@ -250,7 +250,7 @@ def test_what_would_go_round_is_parked(yard: Yard) -> None:
     ],
 )
 def test_what_has_expired_dies_unrun(yard: Yard, name: str, target: str) -> None:
-    """The shorter of the message's and the queue's time to live counts (Solace S6); it goes to the expiry queue, if any."""
+    """The shorter time to live of message and queue applies (Solace S6). The message goes to the expiry queue, if there is one."""
     assert yard.ended(name, "dead_lettered").reason == "expired"
     assert yard.runs(name) == []
     letter = yard.letter(name, target)
@@ -259,13 +259,13 @@ def test_what_has_expired_dies_unrun(yard: Yard, name: str, target: str) -> None
 
 
 def test_what_expires_while_it_waits_for_its_redelivery_dies_of_it(yard: Yard) -> None:
-    """Its next attempt would be in an hour, but its time to live is one second."""
+    """Its next attempt is due in an hour, and its time to live is one second."""
     assert yard.ended("expires before its redelivery", "dead_lettered").reason == "expired"
     assert len(yard.runs("expires before its redelivery")) == 1
 
 
 def test_what_has_expired_and_may_not_be_kept_is_discarded(yard: Yard) -> None:
-    """The producer decides that the message is not kept (Solace S5)."""
+    """The producer said that the message is not eligible (Solace S5)."""
     assert yard.ended("over, and not kept", "discarded").reason == "not_eligible"
 
 
@@ -279,7 +279,7 @@ def test_a_time_to_live_that_is_not_respected_ends_nothing(yard: Yard) -> None:
     ("name", "seconds"), [("delayed by its queue", LATER), ("delayed by its header", 4), ("delayed by the longer", 5)]
 )
 def test_a_message_waits_from_its_publication_on(yard: Yard, name: str, seconds: float) -> None:
-    """Delayed consumption (Solace S10): it waits in the broker, once, for the longest of its delays."""
+    """Delayed consumption (Solace S10): the message waits in the broker once, for its longest delay."""
     yard.ended(name, "succeeded")
     assert yard.outcomes(name) == ["published", "deferred", "succeeded"]
     (run,) = yard.runs(name)

@@ -1,6 +1,6 @@
-"""Results for the caller, on every broker: `AsyncResult.get()` ends whatever way a task dies, with the exception it died of.
+"""Results for the caller, on every broker: `AsyncResult.get()` raises the exception that a task died of, for every kind of death.
 
-Redis keeps the results itself; RabbitMQ carries them to the caller (Celery's `rpc://`), who is named in each message.
+Redis stores the results. RabbitMQ sends them to the caller (Celery's `rpc://`), whom each message names.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from tests.conformance.brokers import Place
     from tests.support.running import Shop
 
-pytestmark = pytest.mark.needs(Capability.OUTCOME_LOG)  # other brokers keep no results, and their events are lines of a log
+pytestmark = pytest.mark.needs(Capability.OUTCOME_LOG)  # other brokers keep no results, and have only log lines for events
 
 SETTINGS = {
     "queues": {"#": {"redelivery_delay": 0.1, "redelivery_delay_multiplier": 1.0, "max_delivery_attempts": 2}},
     "tasks": {"tests.support.shop.naps": {"max_delivery_attempts": 1}},
 }
-#: Sent before the worker starts; these have expired by then.
+#: Sent before the worker starts; they have expired by then.
 EARLY: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {"over": ("ok", (), {"expires": 0.2})}
 SENT: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
     "fine": ("fails", (1,), {}),
@@ -43,7 +43,7 @@ SENT: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
 
 @pytest.fixture(scope="module")
 def told(shared_place: Place) -> Iterator[tuple[Shop, dict[str, str]]]:
-    """A worker whose results come back, and what was sent to it."""
+    """A worker with a result backend, and the tasks that were sent."""
     shop = shared_place.shop(settings=SETTINGS, backend="rpc://" if shared_place.name in AMQP else True)
     shared_place.declare(shop, "celery")
     ids = {name: shop.send(task, *args, **options) for name, (task, args, options) in EARLY.items()}
@@ -63,7 +63,7 @@ def test_a_result_comes_back_after_a_redelivery(told: tuple[Shop, dict[str, str]
 
 @pytest.mark.filterwarnings("ignore:Call to deprecated setex")  # Celery's backend, in this process
 def test_the_caller_of_a_cancelled_task_is_told(told: tuple[Shop, dict[str, str]], shared_place: Place) -> None:
-    """After `delayed cancel` the caller gets Celery's own exception for a revoked task."""
+    """After `delayed cancel` the caller gets Celery's exception for a revoked task."""
     shop, ids = told
     shop.ended(ids["waits"], "deferred")
     (done,) = until(lambda: shared_place.command(shop.app, "delayed", "cancel", ids["waits"]), what="it to wait")

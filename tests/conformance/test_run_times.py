@@ -1,4 +1,4 @@
-"""When an attempt ran, on every broker: the attempt's last event agrees with the times that the task itself noted."""
+"""When an attempt ran, on every broker: its last event agrees with the times that the task noted."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ SETTINGS = {
     "tasks": {"tests.support.shop.naps": {"max_delivery_attempts": 1}},
     "release": "shop-7",
 }
-#: How long the tasks take, in ms: several times over.
+#: The run times of the tasks, in ms, used in turn.
 LENGTHS = [5, 10, 20, 40]
 ENDS = {Outcome.SUCCEEDED, Outcome.REDELIVERY_SCHEDULED, Outcome.DEAD_LETTERED}
 
 
 def _agrees(shop: Shop, ids: Collection[str], failing: Collection[str], events: list[Any]) -> None:
-    """Compare what each attempt's last event says with its task's own account: a line when a run begins, and when it ends."""
+    """Compare each attempt's last event with the notes of its task: one line when a run begins, and one when it ends."""
     told: dict[str, list[Any]] = defaultdict(list)
     for event in events:
         told[event.task_id].append(event)
@@ -62,7 +62,7 @@ def _agrees(shop: Shop, ids: Collection[str], failing: Collection[str], events: 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_run_times_agree_with_the_tasks_own_account(place: Place, pool: str) -> None:
-    """Each attempt's time spans what its task has noted, and lies before its event; each says of which release its worker was."""
+    """The time of each attempt includes what its task noted, and ends before its event. The event names the worker's release."""
     shop = place.shop(settings=SETTINGS)
     shop.start(pool=pool)
     ids = {shop.send("naps", length / 1000) for length in LENGTHS * 12}
@@ -79,7 +79,7 @@ def test_run_times_agree_with_the_tasks_own_account(place: Place, pool: str) -> 
 @pytest.mark.xdist_group("spark")
 @pytest.mark.timeout(1800)
 def test_run_times_of_ten_thousand_tasks_agree(server: Server, folder: Path, spark: SparkSession, tmp_path: Path) -> None:
-    """Every attempt has a run time that agrees; the books have the same times, and count the killed attempts without one."""
+    """Every run time agrees. The books have the same times, and count killed attempts without one."""
     shop = Shop(server, folder, settings=SETTINGS)
     ids = {shop.send("naps", number % 5 / 1000) for number in range(9_480)}
     failing = {shop.send("fails_after", number % 5 / 1000) for number in range(500)}
@@ -110,7 +110,7 @@ def test_run_times_of_ten_thousand_tasks_agree(server: Server, folder: Path, spa
 
 
 def test_what_a_task_waited_counts_from_its_eta(place: Place) -> None:
-    """A task was due at its ETA; for a first delivery without an ETA, the message does not say how long it waited."""
+    """A task with an ETA has waited since its ETA. For a first delivery without an ETA, the message does not tell."""
     shop = place.shop(settings=SETTINGS)
     late, at_once = shop.send("naps", 0, countdown=1.5), shop.send("naps", 0)
     shop.start()
@@ -119,7 +119,7 @@ def test_what_a_task_waited_counts_from_its_eta(place: Place) -> None:
 
 
 def test_the_run_time_of_a_killed_attempt_is_not_known(place: Place) -> None:
-    """If its child was lost or its time limit killed it, the start of the attempt is known, and its run time is not."""
+    """If the child was lost or reached its time limit, the start is known, and the run time is not."""
     shop = place.shop(settings=SETTINGS)
     shop.start()
     poison, too_long = shop.send("kills"), shop.send("naps", 600, time_limit=1)
@@ -128,4 +128,4 @@ def test_the_run_time_of_a_killed_attempt_is_not_known(place: Place) -> None:
     for event in died:
         assert event.started_ms is not None
         assert event.started_ms <= event.at_ms + 2
-    assert shop.events_of(poison)[0].started_ms is None  # nobody has run it yet
+    assert shop.events_of(poison)[0].started_ms is None  # it has not run yet

@@ -1,4 +1,4 @@
-"""The skeleton of a new broker in `docs/brokers.md`; the rest of the suite shows that it works."""
+"""The skeleton of a new broker in `docs/brokers.md`. The rest of the suite tests that it works."""
 
 from __future__ import annotations
 

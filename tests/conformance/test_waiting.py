@@ -1,4 +1,4 @@
-"""Messages that wait for their time, and the operator's tools, on every broker: listed, cancelled, promoted, rescheduled."""
+"""Delayed messages and the operator's commands, on every broker: list, cancel, promote, reschedule."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HOUR = 3600
 
 @pytest.fixture(scope="module")
 def waiting(shared_place: Place) -> Iterator[tuple[Place, Shop, dict[str, str]]]:
-    """A worker, and tasks that it has put into the delay store for an hour or more."""
+    """A worker that has put tasks into the delay store, for an hour or more."""
     shop = shared_place.shop()
     shop.start(pool="threads", concurrency=2)
     names = ("cancelled", "promoted", "rescheduled", "looked at", "dry")
@@ -38,12 +38,12 @@ def waiting(shared_place: Place) -> Iterator[tuple[Place, Shop, dict[str, str]]]
 
 
 def listed(place: Place, shop: Shop) -> dict[str, dict[str, Any]]:
-    """What `delayed list` says waits, by task id."""
+    """The output of `delayed list`, by task id."""
     return {row["task_id"]: row for row in place.command(shop.app, "delayed", "list")["messages"]}
 
 
 def test_what_waits_is_listed_with_its_queue_and_its_time(waiting: tuple[Place, Shop, dict[str, str]]) -> None:
-    """`delayed list` and `delayed show`; looking twice changes nothing."""
+    """`delayed list` and `delayed show`. Looking twice changes nothing."""
     place, shop, ids = waiting
     for _ in range(2):
         row = listed(place, shop)[ids["looked at"]]
@@ -57,7 +57,7 @@ def test_what_waits_is_listed_with_its_queue_and_its_time(waiting: tuple[Place, 
 
 
 def test_all_that_waits_is_counted_by_when_it_is_due(waiting: tuple[Place, Shop, dict[str, str]]) -> None:
-    """The totals are right however few messages are read, and also for a part of the period."""
+    """The totals are right for a part of the time, too, and even if few messages are read."""
     _, shop, ids = waiting
     store = needed(broker_of(shop.app.redelivery.transport).delayed)
     before = time.time() * 1000
@@ -92,7 +92,7 @@ def test_a_cancelled_message_is_gone_and_recorded(waiting: tuple[Place, Shop, di
 
 
 def test_a_promoted_message_runs_now(waiting: tuple[Place, Shop, dict[str, str]]) -> None:
-    """`delayed promote` runs it now, although its hour is not over."""
+    """After `delayed promote` it runs at once, although its hour is not over."""
     place, shop, ids = waiting
     place.command(shop.app, "delayed", "promote", ids["promoted"])
     shop.ended(ids["promoted"], "succeeded")
@@ -100,7 +100,7 @@ def test_a_promoted_message_runs_now(waiting: tuple[Place, Shop, dict[str, str]]
 
 
 def test_a_rescheduled_message_runs_then_and_not_before(waiting: tuple[Place, Shop, dict[str, str]]) -> None:
-    """`delayed reschedule --in 3s`: it runs once, three seconds later at the earliest."""
+    """After `delayed reschedule --in 3s` it runs once, three seconds later or more."""
     place, shop, ids = waiting
     began = time.time()
     place.command(shop.app, "delayed", "reschedule", ids["rescheduled"], "--in", "3s")
@@ -110,7 +110,7 @@ def test_a_rescheduled_message_runs_then_and_not_before(waiting: tuple[Place, Sh
 
 
 def test_a_dry_run_changes_nothing(waiting: tuple[Place, Shop, dict[str, str]]) -> None:
-    """`--dry-run`: it is found, and goes on waiting."""
+    """With `--dry-run` it is found, and stays delayed."""
     place, shop, ids = waiting
     place.command(shop.app, "delayed", "cancel", ids["dry"], "--dry-run")
     assert ids["dry"] in listed(place, shop)

@@ -1,1 +1,1 @@
-"""The traces and metrics that real SDKs in real workers send to OpenTelemetry, and their cost if they are off."""
+"""Traces and metrics that real SDKs in real workers send to OpenTelemetry, and what happens if they are off."""

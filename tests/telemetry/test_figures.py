@@ -1,4 +1,4 @@
-"""The metrics equal the outcome log, count every process once, and are bounded in number; one worker reports the depths."""
+"""The metrics equal the outcome log, count every process once, and have bounded series. One worker reports the queue depths."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @pytest.mark.parametrize("more", [-1, 0, 1])
 def test_the_number_of_series_is_bounded(more: int) -> None:
-    """At N-1, N and N+1 label sets; a further one counts under the names for all others, however often it is asked for."""
+    """At N-1, N and N+1 label sets. Any further set counts as `(other)`, however often it comes."""
     series = Series({"shop.pack"}, most=5)
     for number in range(5 + more):
         series.of(f"q{number}", "shop.pack", "succeeded")
@@ -39,7 +39,7 @@ def test_the_number_of_series_is_bounded(more: int) -> None:
 
 
 def test_names_of_strangers_make_no_series() -> None:
-    """However many names messages give to their tasks."""
+    """However many task names messages have."""
     series = Series({"shop.pack"}, most=5)
     assert {series.of("q\x1b[2J", f"task-{number}") for number in range(50)} == {("q\\x1b[2J", UNKNOWN)}
     assert series.of("q", "shop.pack") == ("q", "shop.pack")
@@ -65,7 +65,7 @@ def _ended(shop: Traced) -> Counter[tuple[Any, ...]]:
 
 @pytest.mark.parametrize("broker", ["redis", pytest.param("rabbitmq", marks=FULL)])
 def test_figures_are_what_the_outcome_log_says(request: pytest.FixtureRequest, folder: Path, broker: str) -> None:
-    """Publications, deliveries, ends by reason, run times and waits: of several processes, each of them once."""
+    """Publications, deliveries, ends by reason, run times and waits: each process counts once."""
     server = request.getfixturevalue("server" if broker == "redis" else "rabbit")
     with traced(
         server, folder, settings={**SETTINGS, "queues": {"#": {"redelivery_delay": 0.1, "max_delivery_attempts": 2}}}
@@ -79,7 +79,7 @@ def test_figures_are_what_the_outcome_log_says(request: pytest.FixtureRequest, f
         names = ("messaging.destination.name", "celery.task_name", "redelivery.outcome", "redelivery.reason")
         seen = shop.collector.series
         recorded = _ended(shop)
-        # What `self.retry` has published anew is recorded by that publication, in the child, which is no end that a worker records.
+        # `self.retry` with other arguments is recorded by its publication in the child, and not as an end by the worker.
         anew = [key for key in recorded if key[1].endswith("asks_again") and key[2] == "redelivery_scheduled"]
         expected = recorded - Counter(anew)
         until(
@@ -87,7 +87,7 @@ def test_figures_are_what_the_outcome_log_says(request: pytest.FixtureRequest, f
         )
         attempts = 1 + 2 + 2 + 2
         assert sum(seen("messaging.client.consumed.messages").values()) == attempts
-        # Four producers, and a task that asked for another attempt, be it in the child that replaces the killed one.
+        # Four producers, and the task that asked for another attempt, perhaps in the child that replaced the killed one.
         until(lambda: seen("messaging.client.sent.messages", "messaging.destination.name")["celery",] == 5, 30, "publications")
         timed = [each for each in shop.events if each.run_ms is not None]
         by_error = seen("messaging.process.duration", "error.type")
@@ -99,12 +99,12 @@ def test_figures_are_what_the_outcome_log_says(request: pytest.FixtureRequest, f
 
 @pytest.mark.full
 def test_children_that_replace_others_tell_their_own_figures_once(server: Any, folder: Path) -> None:
-    """Each child runs one task, publishes another, and ends: it reports its publication, and nothing of its parent's."""
+    """Each child runs one task, publishes another one, and ends. It reports its own publication, and nothing of its parent."""
     (folder / "mended").touch()
     with traced(server, folder, conf={"worker_max_tasks_per_child": 1}) as shop:
         shop.start()
         seen = shop.collector.series
-        for _ in range(4):  # one after the other: the children that replace others are forked from a parent that has measured
+        for _ in range(4):  # one after the other: later children are forked from a parent that has already measured
             task_id = shop.publish("recovers")
             shop.ended(task_id, "succeeded")
         until(lambda: len([each for each in shop.events if each.outcome == "succeeded"]) == 8, 30, "what they publish")
@@ -116,18 +116,18 @@ def test_children_that_replace_others_tell_their_own_figures_once(server: Any, f
         assert len(runs) == 1  # the main process
         assert sum(seen("messaging.process.duration").values()) == 8
         children = {process for name, process in told if name == "messaging.client.sent.messages"} - runs
-        assert len(children) == 4 + 4  # the producers, and the children that have published; each has an id of its own
+        assert len(children) == 4 + 4  # the producers and the children that have published; each has its own id
         assert seen("messaging.client.sent.messages", "messaging.destination.name")["celery",] == 8
 
 
 def test_a_forked_process_begins_anew_whatever_its_parent_was_doing() -> None:
-    """Threads of the parent collect and export at that moment: the child must not inherit their locks or data."""
+    """Threads of the parent collect and export at that moment. The child must not inherit their locks or data."""
     done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, check=False, timeout=60)
     assert done.stdout.split() == ["parent", "2", "child", "0", "1"], done.stderr
 
 
 def test_an_sdk_that_is_built_otherwise_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In an SDK with unknown internals nothing is replaced, and nothing fails."""
+    """If the internals of an SDK are unknown, nothing is replaced, and nothing fails."""
     for stores in ({}, {"reader": object()}, {"reader": SimpleNamespace(_sdk_config=1)}):
         consumer = SimpleNamespace(_lock="its own", _reader_storages=stores)
         monkeypatch.setattr(metrics, "get_meter_provider", lambda found=consumer: SimpleNamespace(_measurement_consumer=found))
@@ -193,7 +193,7 @@ os.waitpid(child, 0)
 
 @pytest.mark.parametrize("broker", ["redis", pytest.param("rabbitmq", marks=FULL)])
 def test_depths_are_told_by_one_worker(request: pytest.FixtureRequest, folder: Path, broker: str) -> None:
-    """With two workers, the numbers of waiting, delayed and dead messages are reported once."""
+    """With two workers, waiting, delayed and dead messages are reported once."""
     server = request.getfixturevalue("server" if broker == "redis" else "rabbit")
     settings = {**SETTINGS, "queues": {"#": {"max_delivery_attempts": 1}}}
     with traced(server, folder, settings=settings) as shop:

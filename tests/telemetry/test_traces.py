@@ -1,4 +1,4 @@
-"""One trace over every attempt of a task, its death, its redrive and its success: from real SDKs, checked as a tree."""
+"""One trace over all attempts of a task, its death, its redrive and its success: from real SDKs, compared as a tree."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.telemetry.traced import SETTINGS, Traced, shown, traced
 if TYPE_CHECKING:
     from pathlib import Path
 
-#: The life of one message, as a tree of its spans; `P` and `R` are the names of its publication and of its runs.
+#: The spans of one message, as a tree. `P` and `R` stand for the names of its publication and of its runs.
 LIVES = """\
 {P}
   receive celery #1 of life 0
@@ -49,7 +49,7 @@ def _broker(request: pytest.FixtureRequest, name: str) -> Any:
 
 
 def _links(spans: list[Told]) -> None:
-    """Each attempt, its receive and its run, links to the publication and to the attempt before, even in an earlier life."""
+    """The spans of each attempt (its receive and its run) link to the publication and to the attempt before, also of an earlier life."""
     published = spans[0]
     received = [each for each in spans if each["messaging.operation.name"] == "receive"]
     runs = [each for each in spans if each.kind == "CONSUMER"]
@@ -74,7 +74,7 @@ def _links(spans: list[Told]) -> None:
 def test_one_trace_has_four_attempts_a_death_a_redrive_and_a_success(
     request: pytest.FixtureRequest, folder: Path, broker: str, neighbour: bool
 ) -> None:
-    """Each step is there once; with `opentelemetry-instrumentation-celery`, that library's spans are the runs."""
+    """Each step is there once. With `opentelemetry-instrumentation-celery`, the spans of the runs are that library's."""
     with traced(_broker(request, broker), folder, neighbour=neighbour) as shop:
         shop.start()
         task_id = shop.publish("recovers")
@@ -96,7 +96,7 @@ def test_one_trace_has_four_attempts_a_death_a_redrive_and_a_success(
         child = [each for each in shop.collector.spans if each["celery.task_name"] == "tests.support.shop.ok"]
         [last] = [each for each in spans if each.kind == "CONSUMER"][-1:]
         assert {each.trace_id for each in child} == {last.trace_id}
-        assert last.span_id in {each.parent_id for each in child}  # a message that the task publishes is below its run
+        assert last.span_id in {each.parent_id for each in child}  # a message that the task publishes is a child of its run
 
 
 def _says_what_the_books_say(shop: Traced, task_id: str, spans: list[Told], broker: str) -> None:
@@ -114,7 +114,7 @@ def _says_what_the_books_say(shop: Traced, task_id: str, spans: list[Told], brok
 
 
 def _follows_the_conventions(spans: list[Told], broker: str) -> None:
-    """Kinds, names and attributes follow the messaging conventions; a failed attempt is an error, a move is not."""
+    """Kinds, names and attributes follow the messaging conventions. A failed attempt is an error, a move is not."""
     kinds = {"publish": "PRODUCER", "receive": "CLIENT", "process": "CONSUMER", "settle": "CLIENT"}
     types = {"publish": "send", "receive": "receive", "process": "process", "settle": "settle"}
     for each in spans:
@@ -132,7 +132,7 @@ def _follows_the_conventions(spans: list[Told], broker: str) -> None:
 
 
 def test_an_instrumentation_that_is_still_being_imported_harms_no_publication(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another thread imports it at that moment: its module exists, but its names do not yet."""
+    """Another thread imports it at that moment: the module exists, and its names do not yet."""
     app = Celery("producer", broker="memory://", set_as_current=False)
     Redelivery(app)
     sent: list[str] = []
@@ -145,7 +145,7 @@ def test_an_instrumentation_that_is_still_being_imported_harms_no_publication(mo
 
 
 def test_a_broken_exporter_fails_no_publication(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The message is published by then: a caller that got the error would publish it again."""
+    """The message is published already: a caller that got the error would publish it again."""
 
     class Broken(SpanProcessor):
         def on_end(self, span: Any) -> None:
@@ -163,7 +163,7 @@ def test_a_broken_exporter_fails_no_publication(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_an_attempt_whose_process_dies_has_a_move_that_says_why(server: Any, folder: Path) -> None:
-    """Its run has no span, because the process died; the move has one, and the next attempt links to it."""
+    """The run has no span, because its process died. The move has one, and the next attempt links to it."""
     settings = {**SETTINGS, "queues": {"#": {"redelivery_delay": 0.1, "max_delivery_attempts": 3}}}
     with traced(server, folder, settings=settings) as shop:
         shop.start()
@@ -226,7 +226,7 @@ def test_after_a_killed_worker_the_next_delivery_links_to_the_move_that_says_so(
             assert scheduled.started_ms is None
 
 
-#: A letter whose handler sends it back, below its publication; `P` and `R` are the names of its publication and of its runs.
+#: The spans of a dead letter that its handler redrives. `P` and `R` stand for the names of its publication and of its runs.
 HANDLED = """\
 {P}
   receive celery #1 of life 0
@@ -244,7 +244,7 @@ HANDLED = """\
 def test_what_a_dead_letter_handler_does_is_told_in_the_trace_of_its_letter(
     request: pytest.FixtureRequest, folder: Path, broker: str
 ) -> None:
-    """The delivery of the dead letter, the handler's run and its decision; the task's next life is below the same publication."""
+    """The delivery of the dead letter, the handler's run and its decision. The next life of the task is below the same publication."""
     settings = {**SETTINGS, "queues": {"#": {"max_delivery_attempts": 1}}}
     with traced(_broker(request, broker), folder, settings=settings, module="tests.support.traced_letter_shop") as shop:
         shop.start("-Q", "celery")
@@ -265,7 +265,7 @@ def test_what_a_dead_letter_handler_does_is_told_in_the_trace_of_its_letter(
 @FULL
 @pytest.mark.parametrize("pool", ["threads", "solo"])
 def test_pools_that_share_the_workers_process_tell_the_same(server: Any, folder: Path, pool: str) -> None:
-    """One publication, and below it each attempt with its run and its move."""
+    """Below one publication are all attempts, each with its run and its move."""
     with traced(server, folder) as shop:
         shop.start(pool=pool)
         task_id = shop.publish("tests.support.shop.fails", 1)
@@ -282,7 +282,7 @@ def test_pools_that_share_the_workers_process_tell_the_same(server: Any, folder:
 
 @pytest.mark.parametrize("neighbour", [False, pytest.param(True, marks=FULL)])
 def test_what_a_task_publishes_anew_goes_on_in_its_trace(server: Any, folder: Path, neighbour: bool) -> None:
-    """After `self.retry` with other arguments the message is new, but it has the same life and the same trace."""
+    """After `self.retry` with other arguments, the new message has the same life and the same trace."""
     with traced(server, folder, neighbour=neighbour) as shop:
         shop.start()
         task_id = shop.publish("asks_again", 1)
@@ -299,7 +299,7 @@ def test_what_a_task_publishes_anew_goes_on_in_its_trace(server: Any, folder: Pa
 
 
 def test_a_message_without_a_trace_begins_one_that_its_next_attempts_go_on_in(server: Any, folder: Path) -> None:
-    """Its producer has no tracing; the second attempt is below the first."""
+    """The producer has no tracing. The second attempt is below the first."""
     with traced(server, folder) as shop:
         shop.settings = {**SETTINGS, "opentelemetry": False}
         task_id = shop.send("recovers")
@@ -327,7 +327,7 @@ def test_texts_of_exceptions_are_not_told_where_they_are_not_stored_or_hidden(se
 
 
 def test_an_exception_without_words_fails_its_attempt_as_it_does_untraced(server: Any, folder: Path) -> None:
-    """Its `__str__` raises: the SDK cannot record it, but the message is redelivered."""
+    """Its `__str__` raises, so the SDK cannot record it. The message is redelivered all the same."""
     settings = {**SETTINGS, "queues": {"#": {"max_delivery_attempts": 2, "redelivery_delay": 0.1}}}
     with traced(server, folder, settings=settings) as shop:
         shop.start()
@@ -339,7 +339,7 @@ def test_an_exception_without_words_fails_its_attempt_as_it_does_untraced(server
 
 
 def test_what_is_not_sampled_is_told_by_figures_alone(server: Any, folder: Path) -> None:
-    """The publication decides for all its attempts: there is no span, and no trace in its history."""
+    """The publication decides for all attempts: there is no span, and no trace in the history."""
     with traced(server, folder, variables={"OTEL_TRACES_SAMPLER": "parentbased_always_off"}) as shop:
         shop.start()
         task_id = shop.publish("recovers")
@@ -354,7 +354,7 @@ def test_what_is_not_sampled_is_told_by_figures_alone(server: Any, folder: Path)
 
 @pytest.mark.parametrize("neighbour", [False, pytest.param(True, marks=FULL)])
 def test_without_the_setting_nothing_is_told_and_messages_are_as_they_were(server: Any, folder: Path, neighbour: bool) -> None:
-    """The SDK may be there, and so may the other library, which works as before."""
+    """Even with the SDK and the other library, which works as before."""
     with traced(server, folder, neighbour=neighbour, settings={**SETTINGS, "opentelemetry": False}) as shop:
         shop.start()
         task_id = shop.publish("shows")

@@ -1,4 +1,4 @@
-"""Shops whose processes send telemetry to a test's collector: producers, workers and commands, each with its own SDK."""
+"""Shops whose producers, workers and commands send telemetry to a test's collector, each with its own SDK."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Traced(Shop):
 
     @property
     def environment(self) -> dict[str, str]:
-        """Where the collector is, and what a test wants besides."""
+        """Environment variables: the address of the collector, and those of the test."""
         return {**super().environment, "SHOP_OTLP": self.collector.address, **self.variables}
 
     def does(self, *words: str) -> str:
@@ -59,24 +59,24 @@ class Traced(Shop):
         return done.stdout.strip()
 
     def publish(self, task: str, *args: Any, **options: Any) -> str:
-        """Publish a task, in a process with an SDK of its own; its id."""
+        """Publish a task in a process with its own SDK; returns its id."""
         name = task if "." in task else f"{self.module}.{task}"
         return self.does("-c", PUBLISH, json.dumps([name, args, options])).splitlines()[-1]
 
     def told(self, task_id: str, count: int) -> list[Told]:
-        """Wait until there are so many spans of a task, and check that later exports bring no more."""
+        """Wait for this number of spans of a task, and check that later exports bring no more."""
         until(lambda: len(self.collector.of_task(task_id)) >= count, 60, f"{count} spans, not {self.shown(task_id)}")
         for worker in self.workers:
             worker.stop()
         return self.collector.of_task(task_id)
 
     def shown(self, task_id: str) -> list[str]:
-        """The spans of a task as a failure shows them."""
+        """The spans of a task, as text for a failing test."""
         return [shown(each) for each in self.collector.of_task(task_id)]
 
 
 def shown(span: Told) -> str:
-    """A span in one line: its name, what it counts, how it ended."""
+    """A span as one line: its name, its counts, its end."""
     said = [span.name]
     if span["redelivery.attempt"] is not None and "redelivery.outcome" not in span.attributes:
         said.append(f"#{span['redelivery.attempt']} of life {span['redelivery.generation']}")
