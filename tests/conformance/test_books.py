@@ -38,7 +38,7 @@ def judged(spark: SparkSession, folder: Path) -> dict[str, int]:
 
 
 def test_the_books_balance_and_a_letter_that_vanished_is_named(place: Place, spark: SparkSession, tmp_path: Path) -> None:
-    """Tasks succeed, are redelivered, die, are redriven, purged and delayed. All lives except that of the vanished one balance or wait."""
+    """After successes, redeliveries, deaths, a redrive, a purge and a delay, all other lives balance or wait."""
     shop = place.shop()
     shop.start(pool="threads", concurrency=2)
     succeeding = [*(shop.send("ok") for _ in range(5)), shop.send("fails", 1)]

@@ -170,7 +170,7 @@ def test_a_letter_of_somebody_else_stays_and_is_counted(place: Place) -> None:
 
 
 def test_purged_letters_are_archived_first_and_recorded(place: Place, tmp_path: Path) -> None:
-    """`dlq purge --archive`: they leave the queue, are whole in the archive, and `purged` by an operator in the log. The others stay."""
+    """`dlq purge --archive`: the archive has them whole, and the log has `purged` by an operator. The others stay."""
     ids, desk = put_many(place, 6), place.desk()
     done = desk.json("dlq", "purge", LETTERS, "--exception", "KeyError", "--archive", str(tmp_path), "--yes")
     assert done["purged"] == 3

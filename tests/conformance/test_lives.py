@@ -284,7 +284,7 @@ def test_what_a_newer_version_wrote_is_kept_through_a_death(floor: Floor) -> Non
 
 
 def test_a_waiting_task_can_be_revoked(floor: Floor) -> None:
-    """It ends at once if the delay store can be searched. Otherwise it ends when it is due, on a worker that remembers the revoke."""
+    """It ends at once if the delay store can be searched; otherwise when it is due, on a worker that remembers the revoke."""
     is_at_once = floor.place.capabilities.issuperset((Capability.CANCEL_DELAYED, Capability.BROWSE_LETTERS_UNMARKED))
     task_id, ends = revoked(floor, 600 if is_at_once else 3)
     if ends != {"revoked"} and not is_at_once:  # the machine was too slow: the task was due before the worker got the revoke

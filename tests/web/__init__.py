@@ -1,1 +1,1 @@
-"""The operator's page, asked over HTTP and in a browser."""
+"""Tests of the operator's page, over HTTP and in a browser."""

@@ -1,4 +1,4 @@
-"""A desk on a private broker, and the page of it."""
+"""Fixtures: a desk on a private broker, and its page."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SHOP = "tests.support.page.web_shop"
 
 @pytest.fixture
 def open_page(server: Server, tmp_path: Path) -> Iterator[Callable[..., WebPage]]:
-    """Start the page of that broker, with these words of the command line; `settings` are the app's, as JSON."""
+    """Start the page of that broker with these arguments; `settings` are the app's, as JSON."""
     opened: list[WebPage] = []
 
     def start(*words: str, settings: str = "{}") -> WebPage:
@@ -35,5 +35,5 @@ def open_page(server: Server, tmp_path: Path) -> Iterator[Callable[..., WebPage]
 
 @pytest.fixture
 def page(open_page: Callable[..., WebPage]) -> WebPage:
-    """The page, which reads only."""
+    """A page that only reads."""
     return open_page()

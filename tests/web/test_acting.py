@@ -1,4 +1,4 @@
-"""The changes that the page makes: only by forms, as a browser without scripts sends them."""
+"""Changes by the page: only by forms, as a browser without scripts sends them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def operator(open_page: Callable[..., WebPage]) -> Visitor:
-    """An operator who may do everything."""
+    """An operator with all rights."""
     return open_page("--allow", "all", "--as", "ada").operator()
 
 
@@ -43,7 +43,7 @@ def letter_of(operator: Visitor, task_id: str) -> Answer:
 
 
 def test_a_letter_goes_back_by_its_button(desk: Desk, operator: Visitor) -> None:
-    """It is in its queue, in the next generation, and the audit has the user's name."""
+    """It is in its queue, in its next generation. The audit has the user's name."""
     task_id = desk.die()
     [form, *_] = letter_of(operator, task_id).forms("/letter/redrive")
     answer = operator.post("/letter/redrive", {**form, "why": "the bug is mended"})
@@ -61,7 +61,7 @@ def test_a_letter_goes_back_by_its_button(desk: Desk, operator: Visitor) -> None
 
 
 def test_a_letter_that_has_left_meanwhile_is_not_sent_again(desk: Desk, operator: Visitor) -> None:
-    """The second click gets that answer."""
+    """A second click is told that it has left."""
     task_id = desk.die()
     [form, *_] = letter_of(operator, task_id).forms("/letter/redrive")
     operator.post("/letter/redrive", form)
@@ -70,7 +70,7 @@ def test_a_letter_that_has_left_meanwhile_is_not_sent_again(desk: Desk, operator
 
 
 def test_a_letter_is_changed_before_it_goes(desk: Desk, operator: Visitor) -> None:
-    """Its arguments as JSON; what is not JSON changes nothing."""
+    """The form takes its arguments as JSON. Other input changes nothing."""
     task_id = desk.die(task_message(body=body_of("blu", "</textarea><script>alert(1)</script>")))
     _, form = letter_of(operator, task_id).forms("/letter/redrive")
     assert json.loads(form["changes"])["args"] == ["blu", "</textarea><script>alert(1)</script>"]
@@ -85,7 +85,7 @@ def test_a_letter_is_changed_before_it_goes(desk: Desk, operator: Visitor) -> No
 
 
 def test_the_audit_names_only_what_a_change_changed(desk: Desk, operator: Visitor) -> None:
-    """The form has all fields of a dead letter; unchanged fields are not named."""
+    """The form has all fields of a dead letter. The audit does not name unchanged fields."""
     task_id = desk.die(task_message(body=body_of("blu")))
     _, form = letter_of(operator, task_id).forms("/letter/redrive")
     operator.post("/letter/redrive", {**form, "changes": json.dumps(json.loads(form["changes"]) | {"kwargs": {"size": 2}})})
@@ -95,7 +95,7 @@ def test_the_audit_names_only_what_a_change_changed(desk: Desk, operator: Visito
 
 @pytest.mark.usefixtures("_led_elsewhere")
 def test_letters_are_counted_then_redriven_as_an_operation(desk: Desk, operator: Visitor) -> None:
-    """The dry run changes nothing; the operation has its filter, its options and the user."""
+    """The dry run changes nothing. The operation has the filter, the options and the user."""
     for _ in range(3):
         desk.die(fingerprint="f-one")
     desk.die(fingerprint="f-two")
@@ -112,7 +112,7 @@ def test_letters_are_counted_then_redriven_as_an_operation(desk: Desk, operator:
 
 @pytest.mark.usefixtures("_led_elsewhere")
 def test_an_operation_is_paused_resumed_and_aborted(desk: Desk, operator: Visitor) -> None:
-    """Each by its button, and each in the audit."""
+    """By its button. The audit has each of them."""
     desk.die()
     [form] = operator.get(f"/operations/preview?kind=purge&queue={LETTERS}").forms("/operations/begin")
     shown = operator.follow(operator.post("/operations/begin", form))
@@ -128,7 +128,7 @@ def test_an_operation_is_paused_resumed_and_aborted(desk: Desk, operator: Visito
 
 @pytest.mark.usefixtures("_led_elsewhere")
 def test_an_option_and_a_filter_have_one_name_on_each_screen(desk: Desk, operator: Visitor) -> None:
-    """In the form, in the dry run, with the operation, and in the list of all operations."""
+    """In the form, the dry run, the operation, and the list of operations."""
     desk.die(task_message(task="desk.pack"))
     names = {
         "canary": "1",
@@ -156,7 +156,7 @@ def test_an_option_and_a_filter_have_one_name_on_each_screen(desk: Desk, operato
 
 
 def test_all_letters_are_meant_only_where_that_is_said(desk: Desk, operator: Visitor) -> None:
-    """A form whose filter is missing begins nothing."""
+    """A form without its filter begins nothing."""
     desk.die()
     [form] = operator.get(f"/operations/preview?kind=purge&queue={LETTERS}&task=desk.*").forms("/operations/begin")
     del form["task"]
@@ -165,7 +165,7 @@ def test_all_letters_are_meant_only_where_that_is_said(desk: Desk, operator: Vis
 
 
 def test_letters_are_moved_to_no_queue_where_they_would_run(desk: Desk, open_page: Callable[..., WebPage]) -> None:
-    """A user who may move but not redrive could make them run: the dry run and the form refuse, and name the redrive."""
+    """A user who may move, but not redrive, must not make them run. The dry run and the form refuse, and name the redrive."""
     desk.die()
     operator = open_page("--allow", "move").operator()
     [form] = operator.get(f"/operations/preview?kind=move&queue={LETTERS}&to=DLQ.kept&create=1").forms("/operations/begin")
@@ -179,7 +179,7 @@ def test_letters_are_moved_to_no_queue_where_they_would_run(desk: Desk, open_pag
 
 
 def test_waiting_messages_are_cancelled_by_their_task_behind_a_dry_run(desk: Desk, operator: Visitor) -> None:
-    """The dry run changes nothing; the operation has the tasks, the queue and the user."""
+    """The dry run changes nothing. The operation has the tasks, the queue and the user."""
     for number in range(3):
         desk.delay(task_message(f"task-late-{number}", task="shop.remind"))
     other = desk.delay(task_message("task-other"))
@@ -205,7 +205,7 @@ def test_waiting_messages_are_cancelled_by_their_task_behind_a_dry_run(desk: Des
 
 
 def test_all_that_waits_is_cancelled_only_where_that_is_said(desk: Desk, operator: Visitor) -> None:
-    """A form whose task is missing begins nothing."""
+    """A form without a task begins nothing."""
     desk.delay(task_message())
     [form] = operator.get("/operations/preview?kind=cancel&task=desk.*").forms("/operations/begin")
     del form["task"]
@@ -213,7 +213,7 @@ def test_all_that_waits_is_cancelled_only_where_that_is_said(desk: Desk, operato
 
 
 def test_none_is_no_limit(desk: Desk, operator: Visitor) -> None:
-    """Zero is refused, and is not treated like an empty field."""
+    """Zero is refused. It does not mean an empty field."""
     desk.die()
     [form] = operator.get(f"/operations/preview?kind=purge&queue={LETTERS}&limit=1").forms("/operations/begin")
     answer = operator.post("/operations/begin", {**form, "limit": "0"})
@@ -222,7 +222,7 @@ def test_none_is_no_limit(desk: Desk, operator: Visitor) -> None:
 
 
 def test_delayed_messages_are_promoted_rescheduled_and_cancelled(desk: Desk, operator: Visitor) -> None:
-    """One at a time; a message that is gone is not touched."""
+    """One at a time. A message that is gone is not touched."""
     one, two = desk.delay(task_message("task-one-1")), desk.delay(task_message("task-two-2"))
     screen = operator.get("/delayed")
     assert "2 messages wait" in screen.read
@@ -250,7 +250,7 @@ def test_task_shows_its_life_over_its_generations(desk: Desk, operator: Visitor)
 
 
 def test_the_audit_goes_on_where_it_was_exported(desk: Desk, open_page: Callable[..., WebPage], tmp_path: Path) -> None:
-    """On the screen of all operations and on that of a finished one; a part that cannot be read is reported there."""
+    """On the screen of all operations, and on that of a finished one. A part that cannot be read is named there."""
     out = tmp_path / "out"
     page = open_page("--allow", "all", settings=json.dumps({"outcome_archive": str(out)}))
     desk.die()
@@ -266,7 +266,7 @@ def test_the_audit_goes_on_where_it_was_exported(desk: Desk, open_page: Callable
 
 
 def test_every_screen_opens(desk: Desk, operator: Visitor) -> None:
-    """With data on each, and from each link of the navigation."""
+    """Each has data, and each link of the navigation works."""
     desk.publish()
     desk.hold()
     desk.delay(task_message())

@@ -1,7 +1,7 @@
 """The whole story, with real workers: a bad deployment, its causes, a canary that fails, a repair, a redrive, and the books.
 
-The page and the worker that carries out the redrive are killed in between. It runs in a real browser, in a browser without
-scripts, and with plain HTTP forms.
+The page, and the worker that carries out the redrive, are killed in between. The story runs in a real browser, in a browser
+without scripts, and with plain HTTP forms.
 
 `STORY_LETTERS=40000 ./dev test --full -s tests/web/test_story.py -k scripts-40000` runs it with as many dead letters as a real
 incident has.
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 
 __all__ = ["browser"]
 
-#: The causes with their shares, and what their tasks raise; the last one cannot be repaired.
+#: Each cause with its share, and the exception of its tasks. The last cause cannot be repaired.
 CAUSES = {"refused": (0.6, "ValueError"), "late": (0.27, "TimeoutError"), "gone": (0.13, "LookupError")}
-#: The number of dead letters in the environment, for the full lane.
+#: The number of dead letters in the full lane.
 MANY = int(os.environ.get("STORY_LETTERS", "2000"))
 #: Seconds that one step may take.
 TIMEOUT = 900.0
@@ -50,13 +50,13 @@ TIMEOUT = 900.0
 
 @dataclass
 class Process:
-    """A worker, in a group of its own, and its log."""
+    """A worker in its own process group, and its log."""
 
     running: subprocess.Popen[bytes]
     log: Path
 
     def kill(self) -> None:
-        """Kill it with its children, at once."""
+        """Kill the worker and its children with SIGKILL."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.running.pid, signal.SIGKILL)
         self.running.wait(30)
@@ -108,7 +108,7 @@ def fleet(env: dict[str, str], tmp_path: Path) -> Iterator[Fleet]:
 
 @dataclass
 class Story:
-    """One run: the number of dead letters, the rate, and the way to use the page."""
+    """One run: how many dead letters, at which rate, and how the page is used."""
 
     desk: Desk
     fleet: Fleet
@@ -120,16 +120,16 @@ class Story:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many letters each cause has."""
+        """The number of dead letters of each cause."""
         some = {cause: int(self.letters * part) for cause, (part, _) in list(CAUSES.items())[:-1]}
         return {**some, "gone": self.letters - sum(some.values())}
 
     def say(self, what: str) -> None:
-        """Print the time until here; seen with `-s`."""
+        """Print the time since the start; `-s` shows it."""
         print(f"\n{time.monotonic() - self.began:7.1f} s  {what}", end="")  # noqa: T201 - figures of a run
 
     def break_it(self) -> None:
-        """Deploy the fault, and let all tasks die of it."""
+        """Deploy the fault, and wait until all tasks have died of it."""
         for cause in CAUSES:
             (self.folder / cause).touch()
         number = 0
@@ -145,7 +145,7 @@ class Story:
         self.say(f"{self.letters} letters have died")
 
     def look(self) -> None:
-        """See that many tasks have died, of what, and one of them."""
+        """Look at the number of dead letters, their causes, and one dead letter."""
         assert f"dead letters {self.letters:,}" in self.hand.open("/")
         self.hand.follow("/causes", "Causes")
         said = until(
@@ -161,7 +161,7 @@ class Story:
         self.hand.follow("/letters", "all dead letters of this cause")
 
     def begin(self, chosen: int, why: str, **fields: str) -> str:
-        """Make a dry run of what is chosen on the screen, and begin the operation: its id."""
+        """Make a dry run of the filter on the screen, and begin the operation; returns its id."""
         said = self.hand.send("/operations/preview", kind="redrive", **fields)
         if "being counted" in said:
             said = until(lambda: _if_in("would go", self.hand.again()), TIMEOUT, "the dry run")
@@ -172,7 +172,7 @@ class Story:
         return listed(self.desk.install)[0].id
 
     def ends(self, operation: str, state: State) -> str:
-        """Open it until it has ended; the text of its screen then."""
+        """Wait until the operation has ended; returns the text of its screen."""
         until(lambda: found(self.desk.install, operation).has_ended, TIMEOUT, "the operation to end")
         said = self.hand.open(f"/operation?id={operation}")
         assert f"Redrive of {LETTERS} {state}" in said, said
@@ -180,7 +180,7 @@ class Story:
         return said
 
     def moves(self, operation: str, least: int) -> None:
-        """Wait until so many have gone back."""
+        """Wait until this many dead letters have gone back."""
         until(lambda: found(self.desk.install, operation).moved >= least, TIMEOUT, f"{least} letters to have gone back")
 
 
@@ -190,7 +190,7 @@ def _if_in(text: str, said: str) -> str:
 
 
 def told(story: Story, opened: str) -> None:
-    """The expected ends: all but the unrepairable succeed, none twice, and the audit has all of it."""
+    """Check the ends: all tasks except the unrepairable ones succeed, none twice, and the audit has each step."""
     desk, counts = story.desk, story.counts
     mended = counts["refused"] + counts["late"]
     until(lambda: len(set((story.folder / "paid").read_text().split())) == mended, TIMEOUT, "all that can be mended to succeed")
@@ -201,11 +201,11 @@ def told(story: Story, opened: str) -> None:
     succeeded = Counter(event.task_id for event in events if event.outcome == Outcome.SUCCEEDED)
     assert (len(succeeded), set(succeeded.values())) == (mended, {1})
     redriven = Counter(event.task_id for event in events if event.outcome == Outcome.REDRIVEN)
-    # The letters of the canary that failed went back twice, each time for a canary that somebody asked for.
+    # The dead letters of the failed canary went back twice: once for each of the two redrives.
     assert (len(redriven), redriven.total()) == (story.letters, story.letters + 10)
     paid = Counter((story.folder / "paid").read_text().split())
     assert len(paid) == mended
-    # A worker that is killed between the effect and its acknowledgement has the task run again: two of its children, at the most.
+    # If a worker is killed between a task's effect and its acknowledgement, the task runs again: at most one for each child.
     assert paid.total() - mended <= 2, [each for each in paid.items() if each[1] > 1]
     acts = [(each.actor, each.acted, each.why) for each in entries(desk.transport, 20) if each.act == "redrive"]
     assert acts == [
@@ -220,7 +220,7 @@ def told(story: Story, opened: str) -> None:
 
 
 def books(story: Story) -> Path:
-    """Export, and run the books: their folder."""
+    """Export, and run the reconciliation; returns the folder of the books."""
     places = {name: str(story.folder / name) for name in ("outcomes", "inventory", "books")}
     app = ("-A", "tests.support.page.web_shop")
     runs = (
@@ -262,7 +262,7 @@ def books(story: Story) -> Path:
 def test_a_bad_deployment_is_mended_from_the_page(  # noqa: PLR0917 - fixtures, and what is drawn
     desk: Desk, fleet: Fleet, tmp_path: Path, kind: str, letters: int, rate: str, request: pytest.FixtureRequest
 ) -> None:
-    """The canary stops before the repair; afterwards all go back and succeed, each once, although processes are killed."""
+    """Before the repair the canary stops the redrive. After it all go back and succeed once, although processes are killed."""
     hand: Hand = Forms() if kind == "forms" else Window(request.getfixturevalue("browser"), has_scripts=kind == "scripts")
     story, words = Story(desk, fleet, tmp_path, hand, letters, rate), ("--allow", "redrive", "--as", "ada")
     story.break_it()

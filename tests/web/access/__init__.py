@@ -1,1 +1,1 @@
-"""Tests of who may see and do what on the page, and of hostile texts on it."""
+"""Tests of rights on the page, and of hostile texts on it."""

@@ -1,4 +1,4 @@
-"""Hostile texts in every field that any client may have written: shown as text on every screen, and no screen fails.
+"""Hostile texts in every field that clients can write: every screen shows them as text, and none fails.
 
 A page is parsed as a browser does: stored data must add no tag, no attribute and no address to the page's own.
 """
@@ -93,7 +93,7 @@ TAGS = frozenset(
 
 
 class _Strange(HTMLParser):
-    """All parts of a page that are not in its templates."""
+    """Parses a page and collects what is not in its templates."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -110,14 +110,14 @@ class _Strange(HTMLParser):
 
 
 def strange(text: str) -> list[Any]:
-    """All parts of a page that are not its own, and characters that move a cursor or change the text direction."""
+    """The parts of a page that are not in its templates, and characters that move a cursor or change the text direction."""
     parser = _Strange()
     parser.feed(text)
     return [*parser.found, *re.findall("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", text)]
 
 
 def spoiled(value: Any) -> Any:
-    """The same data with hostile texts in place of every text, and one hostile key more."""
+    """The same data with a hostile text in place of each text, and with one more hostile key."""
     if isinstance(value, dict):
         return {**{name: spoiled(each) for name, each in value.items()}, SCRIPT: SCRIPT}
     if isinstance(value, list):
@@ -167,7 +167,7 @@ def spoiled_desk(desk: Desk) -> Desk:
         )
         desk.client.xadd(desk.keys.outcomes, dict(zip(ENTRY, entry.to_entry(), strict=True)))
     desk.client.hset(desk.keys.dead_letter_queues, SCRIPT, SCRIPT)
-    desk.client.set(desk.keys.operator, "another")  # so that operations that begin here stay as they are
+    desk.client.set(desk.keys.operator, "another")  # so that new operations stay as they are
     made = operation.begin(
         desk.install, Kind.REDRIVE, LETTERS, Filter(tasks=(SCRIPT,), exceptions=(SCRIPT,)), Options(), actor=SCRIPT, why=SCRIPT
     )
@@ -191,7 +191,7 @@ def spoiled_desk(desk: Desk) -> Desk:
 
 
 def paths_of(desk: Desk) -> list[str]:
-    """Every screen, for every hostile object."""
+    """The address of every screen, for every hostile object."""
     evil = quote(SCRIPT)
     ids = [evil, *(f"spoiled-{number}" for number in range(3)), evil + "2", evil + "3"]
     found = [
@@ -227,7 +227,7 @@ def paths_of(desk: Desk) -> list[str]:
 
 
 def test_hostile_words_are_text_on_every_screen(spoiled_desk: Desk, open_page: Callable[..., WebPage]) -> None:
-    """They add no tag, attribute or address, and no screen fails: wrong input gives a client error."""
+    """They add no tag, attribute or address. No screen fails: wrong input gives a client error."""
     page = open_page("--allow", "all", "--as", SCRIPT.replace("\x00", ""))
     operator = page.operator()
     commands: list[str] = []
@@ -249,7 +249,7 @@ def test_hostile_words_are_text_on_every_screen(spoiled_desk: Desk, open_page: C
 
 @pytest.mark.parametrize("field", ["origin", "failure", "deaths", "attempts", "first_death"])
 def test_a_dead_letter_whose_header_lacks_fields_is_shown(desk: Desk, open_page: Callable[..., WebPage], field: str) -> None:
-    """Another client may have written one field of it and no other."""
+    """Another client may have written only one of the fields."""
     task_id = desk.die()
     letter = json.loads(desk.client.lpop(LETTERS))  # type: ignore[arg-type]
     given = letter["headers"][HEADER].get(field) or {"queue": QUEUE}
@@ -265,7 +265,7 @@ def test_a_dead_letter_whose_header_lacks_fields_is_shown(desk: Desk, open_page:
 
 
 def test_hostile_words_in_a_form_are_text_in_the_audit(desk: Desk, open_page: Callable[..., WebPage]) -> None:
-    """In each field that a user may fill in."""
+    """For each field that a user can fill in."""
     task_id, word = desk.die(), SCRIPT.replace("\x00", "")
     desk.client.set(desk.keys.operator, "another")
     operator = open_page("--allow", "all").operator()
@@ -301,7 +301,7 @@ def test_hostile_words_in_a_form_are_text_in_the_audit(desk: Desk, open_page: Ca
 
 @pytest.mark.full
 def test_no_hostile_word_runs_in_a_browser(spoiled_desk: Desk, open_page: Callable[..., WebPage], browser: Browser) -> None:
-    """The browser's console stays empty, so no page even had to block one."""
+    """The browser's console stays empty: no page had to block a script."""
     page = open_page("--allow", "all")
     browser.open(f"{page.address}/login?token={TOKEN}")
     for path in paths_of(spoiled_desk):

@@ -21,7 +21,7 @@ WARNING = "it is reached from other machines over plain http: put a proxy with T
 
 @pytest.fixture
 def asked_for(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
-    """The addresses on which the command would listen; nothing is served."""
+    """The addresses on which the command would listen. Nothing is served."""
     wanted: list[tuple[str, int]] = []
 
     def listen(host: str, port: int) -> socket.socket:
@@ -34,7 +34,7 @@ def asked_for(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
 
 
 def begun(desk: Desk, *words: str) -> Result:
-    """What the command says."""
+    """The output of the command."""
     done = desk.run("web", *words)
     assert done.exit_code == 0, done.output
     return done
@@ -51,7 +51,7 @@ def test_by_default_it_is_on_the_loopback_and_port_5151(desk: Desk, asked_for: l
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "2001:db8::1", "shop.example"])
 def test_an_address_that_others_reach_is_warned_of(desk: Desk, asked_for: list[tuple[str, int]], host: str) -> None:
-    """It is served there, because a proxy may be in front of it."""
+    """The page is served there all the same: a proxy may be in front of it."""
     done = begun(desk, "--host", host, "--port", "0")
     assert asked_for == [(host, 0)]
     assert WARNING in done.stderr
@@ -59,7 +59,7 @@ def test_an_address_that_others_reach_is_warned_of(desk: Desk, asked_for: list[t
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])
 def test_an_address_that_nobody_else_reaches_is_not_warned_of(desk: Desk, asked_for: list[tuple[str, int]], host: str) -> None:
-    """Only this machine can reach it."""
+    """Only this machine can reach such an address."""
     assert WARNING not in begun(desk, "--host", host).stderr
     assert asked_for == [(host, 5151)]
 

@@ -1,4 +1,4 @@
-"""The page inside another application: below any path, with its login, in ASGI and WSGI."""
+"""The page in another application: below any path, with the login of the application, in ASGI and WSGI."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def by_header(request: Request) -> User | None:
 
 
 def asked(app: Any, path: str, user: str = "ada", **options: Any) -> httpx.Response:
-    """One request of an ASGI application."""
+    """Send one request to an ASGI application."""
 
     async def ask() -> httpx.Response:
         transport = httpx.ASGITransport(app=app)
@@ -91,7 +91,7 @@ def test_every_link_keeps_the_path_that_it_is_mounted_under(desk: Desk, path: st
 
 
 def test_flask_and_django_mount_it_as_wsgi(desk: Desk) -> None:
-    """By `SCRIPT_NAME`, as each of them passes a part of its addresses to another application."""
+    """By `SCRIPT_NAME`, with which both pass a part of their addresses to another application."""
     desk.die()
     page = wsgi_app(desk.app, user=by_header)
     status, headers, text = wsgi(page, "/letters", f"queue={LETTERS}")
@@ -106,7 +106,7 @@ def test_flask_and_django_mount_it_as_wsgi(desk: Desk) -> None:
 
 
 def wsgi(app: Callable[..., Any], path: str, query: str, user: str = "ada") -> tuple[str, list[tuple[str, str]], str]:
-    """One request of a WSGI application that is mounted under /ops."""
+    """Send one request to a WSGI application that is mounted under /ops."""
     said: list[Any] = []
     environ = {
         "REQUEST_METHOD": "GET",
@@ -138,7 +138,7 @@ def wsgi(app: Callable[..., Any], path: str, query: str, user: str = "ada") -> t
 
 
 def test_rights_are_for_each_action_and_each_queue(desk: Desk) -> None:
-    """The login's rights, within those of the page."""
+    """A user has the rights of the login that the page also has."""
     task_id = desk.die()
     page = asgi_app(desk.app, user=by_header, allow=["redrive", "cancel"], carry_out=False)
     letter = f"/letter?queue={LETTERS}&id={task_id}"
@@ -151,14 +151,14 @@ def test_rights_are_for_each_action_and_each_queue(desk: Desk) -> None:
 
 
 def posted(app: Any, path: str, user: str, **form: str) -> httpx.Response:
-    """Send a form of this user, as the user's own page would contain it."""
+    """Send a form of this user, as this user's page contains it."""
     cookie = "c" * 64
     headers = {"sec-fetch-site": "same-origin", "cookie": f"redelivery_form={cookie}"}
     return asked(app, path, user, method="POST", data={**form, "token": form_token_of(cookie, user)}, headers=headers)
 
 
 def test_an_operation_of_every_queue_is_for_who_may_act_on_every_queue(desk: Desk) -> None:
-    """A user with a right to one queue may neither pause nor end it."""
+    """A user with a right to one queue may neither pause nor end such an operation."""
     page = asgi_app(desk.app, user=by_header, allow="all", carry_out=False)
     made = operation.begin(desk.install, Kind.CANCEL, "", Filter(tasks=("desk.*",)), actor="cy")
     assert posted(page, "/operation/abort", "dan", id=made.id).status_code == 403
@@ -169,7 +169,7 @@ def test_an_operation_of_every_queue_is_for_who_may_act_on_every_queue(desk: Des
 
 
 def test_a_move_needs_the_right_to_both_queues(desk: Desk) -> None:
-    """Dead letters neither leave nor enter another user's dead-letter queue, even if the move creates it."""
+    """No dead letter leaves or enters a DLQ of other users, even if the move creates that DLQ."""
     desk.die()
     page = asgi_app(desk.app, user=by_header, allow="all", carry_out=False)
     fields = {"kind": "move", "queue": LETTERS, "all": "1", "create": "1"}
@@ -188,7 +188,7 @@ def test_a_move_needs_the_right_to_both_queues(desk: Desk) -> None:
 def test_who_may_begin_an_operation_may_control_it_and_nobody_else(
     desk: Desk, kind: Kind, options: Options, may: str, may_not: str
 ) -> None:
-    """The right counts for the queue that the dead letters leave, not for their target."""
+    """The right to the queue that the dead letters leave counts, not the right to their target."""
     desk.die()
     desk.publish(queue="payments")
     page = asgi_app(desk.app, user=by_header, allow="all", carry_out=False)
@@ -219,7 +219,7 @@ def test_who_may_begin_an_operation_may_control_it_and_nobody_else(
 def test_a_redrive_to_another_queue_needs_the_right_to_its_dead_letters_too(
     desk: Desk, user: str, target: str, create: str, status: int
 ) -> None:
-    """Otherwise they would run where others are responsible; to create a queue, a user needs the right to every queue."""
+    """Otherwise they would run where other users are responsible. To create a queue, a user needs the right to every queue."""
     desk.die()
     desk.publish(queue="payments")
     page = asgi_app(desk.app, user=by_header, allow="all", carry_out=False)
@@ -231,7 +231,7 @@ def test_a_redrive_to_another_queue_needs_the_right_to_its_dead_letters_too(
 
 
 def test_the_changes_to_a_dead_letter_name_no_other_queue(desk: Desk) -> None:
-    """A dead letter that goes back at once goes to its origin, whatever else the edit contains."""
+    """An edited dead letter goes back to its origin, whatever the edit contains."""
     task_id = desk.die()
     page = asgi_app(desk.app, user=by_header, allow="all", carry_out=False)
     changes = json.dumps({"args": [1], "queue": "payments", "to": "payments"})
@@ -241,7 +241,7 @@ def test_the_changes_to_a_dead_letter_name_no_other_queue(desk: Desk) -> None:
 
 
 def test_a_count_of_a_part_says_so(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The page reads a limited number of held messages, and says how many its figures cover."""
+    """The page reads a limited number of held messages, and says how many."""
     for _ in range(2):
         desk.publish()
         desk.hold()
@@ -256,7 +256,7 @@ def test_a_count_of_a_part_says_so(desk: Desk, monkeypatch: pytest.MonkeyPatch) 
 def test_the_beginning_of_an_id_lists_all_that_begin_so_without_reading_the_whole_queue(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A page reads a limited number of dead letters, as with any filter; it says how far it got, and the next page goes on."""
+    """One page reads a limited number of dead letters, as with any filter. It says how far it got, and the next page goes on."""
     copies(desk, 150)
     page = asgi_app(desk.app, user=by_header)
     shown = asked(page, f"/letters?queue={LETTERS}&id=task-0004").text
@@ -275,7 +275,7 @@ def test_the_beginning_of_an_id_lists_all_that_begin_so_without_reading_the_whol
 def test_an_operation_looks_an_id_up_by_its_beginning_unless_there_are_too_many_dead_letters(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, many: bool
 ) -> None:
-    """Then the dry run takes it for a whole id and says so, reads the queue once, and still finds a whole id."""
+    """If there are too many, the dry run takes the beginning for a whole id and says so. It reads the queue once."""
     task_id = desk.die(task_message("5a1f9c3e-77aa-4f0e-9a55-0d4f6f1c2b3d"))
     copies(desk, 150)
     desk.die()
@@ -295,12 +295,12 @@ def test_an_operation_looks_an_id_up_by_its_beginning_unless_there_are_too_many_
 
 
 def runners() -> set[threading.Thread]:
-    """The threads of this process that carry operations out."""
+    """The threads of this process that carry out operations."""
     return {each for each in threading.enumerate() if each.name == "redelivery-operations"}
 
 
 def test_a_page_that_is_mounted_carries_out_what_is_begun_on_it(desk: Desk) -> None:
-    """Without a worker, this process may lead from its first request on, until nobody has the page any more."""
+    """Without a worker, this process leads from its first request on, until the page is no longer referenced."""
     desk.die()
     before, page = runners(), asgi_app(desk.app, user=by_header, allow=["redrive"])
     assert runners() == before
@@ -316,13 +316,13 @@ def test_a_page_that_is_mounted_carries_out_what_is_begun_on_it(desk: Desk) -> N
 
 @pytest.mark.parametrize("options", [{"allow": ["redrive"], "carry_out": False}, {}])
 def test_a_page_carries_nothing_out_where_it_is_told_so_or_reads_only(desk: Desk, options: dict[str, Any]) -> None:
-    """The workers do it."""
+    """Then only workers carry out operations."""
     before = runners()
     assert asked(asgi_app(desk.app, user=by_header, **options), "/", "ada").status_code == 200
     assert runners() <= before
 
 
-#: A request for live figures, as a server passes it to the page.
+#: A request for live figures, as a server passes it on.
 LIVE: Any = {
     "type": "http",
     "asgi": {"version": "3.0", "spec_version": "2.3"},
@@ -335,7 +335,7 @@ LIVE: Any = {
 
 
 def test_clients_that_go_before_their_stream_begins_take_no_place(desk: Desk) -> None:
-    """After any number of such clients, the next page is live."""
+    """After any number of such clients, the next page gets live figures."""
     page = asgi_app(desk.app, user=by_header)
 
     async def gone() -> int:
@@ -358,7 +358,7 @@ def test_clients_that_go_before_their_stream_begins_take_no_place(desk: Desk) ->
 
 
 def test_more_streams_than_are_served_are_refused(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Such a page shows the figures of its opening; a stream that ends makes room."""
+    """A page without a stream shows the figures of its opening. When a stream ends, another one may begin."""
     monkeypatch.setattr(streams, "LIMIT", 2)
     page: Any = asgi_app(desk.app, user=by_header)
 
@@ -394,7 +394,7 @@ def test_more_streams_than_are_served_are_refused(desk: Desk, monkeypatch: pytes
 
 
 def test_a_look_that_fails_is_said_once_and_open_pages_hear_of_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A bug in the figures ends no stream: the page reports it once, and shows figures again later."""
+    """A bug in the figures ends no stream. The page reports it once, and shows figures again later."""
     monkeypatch.setattr(streams, "BEAT", 0.01)
     bugs = [ValueError("a bug"), ValueError("a bug")]
 
@@ -402,7 +402,7 @@ def test_a_look_that_fails_is_said_once_and_open_pages_hear_of_the_next_one(monk
         """Fails twice."""
 
         def figures(self) -> Figures:
-            """One look."""
+            """Look at the broker."""
             if bugs:
                 raise bugs.pop()
             return Figures({}, 0, None)
@@ -430,7 +430,7 @@ def test_a_look_that_fails_is_said_once_and_open_pages_hear_of_the_next_one(monk
 
 
 def test_a_coroutine_may_be_the_login_and_its_answer_is_checked(desk: Desk) -> None:
-    """A user or None; any other answer counts as no login."""
+    """It returns a user or None. Any other answer counts as no login."""
 
     async def later(request: Request) -> User | None:
         return by_header(request)
@@ -443,7 +443,7 @@ def test_a_coroutine_may_be_the_login_and_its_answer_is_checked(desk: Desk) -> N
 
 
 def test_a_page_without_a_login_is_refused(desk: Desk) -> None:
-    """Also one with two logins, a weak token, an unknown right, or an app without redelivery."""
+    """Also with two logins, a weak token, an unknown right, or an app without redelivery."""
     from celery import Celery  # noqa: PLC0415
 
     with pytest.raises(ConfigurationError, match="who may see this page"):

@@ -1,4 +1,4 @@
-"""The login by a proxy's header, which counts only from the proxy's address."""
+"""The login by a header, which counts only from the proxy's address."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_header_of_the_proxy_is_the_login(open_page: Callable[..., WebPage], d
 
 
 def test_the_header_of_anybody_else_is_nothing(open_page: Callable[..., WebPage]) -> None:
-    """Any client that reaches the page may send it."""
+    """Any client that reaches the page can send such a header."""
     visitor = open_page(*HEADER, "10.1.2.3").visitor()
     assert visitor.get("/", X_Forwarded_User="ada").status == 401
     assert visitor.get("/", X_Forwarded_User="ada", X_Forwarded_For="10.1.2.3").status == 401
@@ -46,7 +46,7 @@ def test_the_header_of_anybody_else_is_nothing(open_page: Callable[..., WebPage]
     ],
 )
 def test_what_cannot_be_is_said_in_one_line(desk: Desk, words: tuple[str, ...], said: str) -> None:
-    """Nothing is served then."""
+    """With a wrong option nothing is served."""
     done = desk.run("web", *words)
     assert (done.exit_code, len(done.stderr.splitlines())) == (2, 1)
     assert said in done.stderr

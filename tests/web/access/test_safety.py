@@ -37,7 +37,7 @@ def redrive_form(visitor: Visitor, task_id: str) -> dict[str, str]:
 
 
 def test_nothing_answers_without_a_login(page: WebPage, desk: Desk) -> None:
-    """No screen, no action, no stream, for any address and any form of request."""
+    """No screen, no action and no stream, for any address and any method."""
     desk.die()
     stranger = page.visitor()
     for path in (*screens(), *acts(), "/live", "/api/tasks", "/nowhere"):
@@ -49,13 +49,13 @@ def test_nothing_answers_without_a_login(page: WebPage, desk: Desk) -> None:
 
 @pytest.mark.parametrize("given", ["", "Bearer ", "Bearer wrong", "Basic YTpi", f"Bearer {TOKEN}x", f"Bearer {TOKEN[:-1]}"])
 def test_a_wrong_token_is_no_login(page: WebPage, given: str) -> None:
-    """A part of the token is no login either."""
+    """A part of the token is not a login either."""
     assert page.visitor().get("/", Authorization=given).status == 401
     assert page.visitor().get(f"/login?token={quote(given)}").status == 401
 
 
 def test_the_token_is_nowhere_but_in_what_was_printed(page: WebPage, desk: Desk) -> None:
-    """It is only in the command's output: not in a page, a cookie, a redirection, a header or the log."""
+    """It is in no page, cookie, redirection, header or log line."""
     desk.die()
     visitor = page.visitor()
     answers = [visitor.get(f"/login?token={TOKEN}"), visitor.get("/"), visitor.get("/letters"), visitor.get("/static/page.js")]
@@ -66,14 +66,14 @@ def test_the_token_is_nowhere_but_in_what_was_printed(page: WebPage, desk: Desk)
 
 
 def test_cookies_go_to_this_page_alone(page: WebPage) -> None:
-    """No script reads them, no other site sends them."""
+    """Scripts cannot read them, and other sites cannot send them."""
     visitor = page.visitor()
     cookies = [visitor.get(f"/login?token={TOKEN}").header("set-cookie"), visitor.get("/").header("set-cookie")]
     assert all("HttpOnly" in each and "samesite=strict" in each.lower() and "Path=/" in each for each in cookies)
 
 
 def test_a_login_leads_nowhere_else(page: WebPage) -> None:
-    """Whatever target the address asks for."""
+    """Even if the address names another target."""
     for query in ("next=https://evil.example", "next=//evil.example", "url=//evil.example"):
         assert page.visitor().get(f"/login?token={TOKEN}&{query}").header("location") == "/"
     assert page.operator().get("//evil.example/").status in {401, 404}
@@ -96,7 +96,7 @@ def test_a_form_of_another_site_changes_nothing(open_page: Callable[..., WebPage
 
 
 def test_an_origin_is_looked_at_where_the_browser_says_no_more(open_page: Callable[..., WebPage], desk: Desk) -> None:
-    """Over plain http from another machine, for example, the browser sends no other hint."""
+    """For example over plain http from another machine, where the browser sends no other hint."""
     task_id, operator = desk.die(), open_page("--allow", "all").operator()
     form, kind = redrive_form(operator, task_id), {"Content-Type": "application/x-www-form-urlencoded"}
     body = "&".join(f"{name}={quote(value)}" for name, value in form.items()).encode()
@@ -127,7 +127,7 @@ def test_a_forged_form_changes_nothing(open_page: Callable[..., WebPage], desk: 
 def test_a_client_that_asks_for_nothing_is_cut_off(
     open_page: Callable[..., WebPage], monkeypatch: pytest.MonkeyPatch, before: str, sent: str
 ) -> None:
-    """As its first request, or after one: otherwise clients that have gone without a word would take all places in time."""
+    """On a new connection, or after a request. Otherwise silent clients would in time take all connections."""
     monkeypatch.setenv("WEB_SHOP_IDLE", "1")
     with socket.create_connection(("127.0.0.1", open_page().port)) as client:
         client.settimeout(20)
@@ -140,7 +140,7 @@ def test_a_client_that_asks_for_nothing_is_cut_off(
 
 
 def test_a_form_that_breaks_off_is_no_error(open_page: Callable[..., WebPage]) -> None:
-    """The client left: the log says that the form was refused, and has no traceback."""
+    """The client has left. The log says that the form was refused, without a traceback."""
     page = open_page("--allow", "all")
     head = (
         f"POST /look HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {TOKEN}\r\n"
@@ -153,7 +153,7 @@ def test_a_form_that_breaks_off_is_no_error(open_page: Callable[..., WebPage]) -
 
 
 def test_nothing_is_changed_by_an_address_alone(open_page: Callable[..., WebPage], desk: Desk) -> None:
-    """GET only reads: every action refuses it."""
+    """GET only reads. Every action refuses it."""
     task_id, operator = desk.die(), open_page("--allow", "all").operator()
     for path in acts():
         assert operator.get(f"{path}?queue={LETTERS}&id={task_id}").status in {404, 405}, path
@@ -161,7 +161,7 @@ def test_nothing_is_changed_by_an_address_alone(open_page: Callable[..., WebPage
 
 
 def test_a_reader_sees_no_button_and_is_refused(page: WebPage, desk: Desk) -> None:
-    """For each form of this page, even with a valid token."""
+    """For each form, even with a valid token."""
     task_id, delayed_id = desk.die(), desk.delay(task_message())
     reader = page.operator()
     shown = reader.get("/delayed")
@@ -178,7 +178,7 @@ def test_a_reader_sees_no_button_and_is_refused(page: WebPage, desk: Desk) -> No
 
 
 def form_token(visitor: Visitor) -> str:
-    """The token of this visitor's forms, computed as the page does: a reader's pages have no form that contains it."""
+    """The token of this visitor's forms, computed as the page does it. The pages of a reader have no form to take it from."""
     visitor.get("/")
     return form_token_of(visitor.cookies["redelivery_form"], os_user())
 
@@ -193,7 +193,7 @@ def test_only_what_is_allowed_is_done(open_page: Callable[..., WebPage], desk: D
 
 
 def test_other_names_are_refused_as_host(open_page: Callable[..., WebPage]) -> None:
-    """So that a foreign name cannot be pointed at this page; addresses and configured names are accepted."""
+    """So nobody can make another name lead to this page. Addresses and configured names are accepted."""
     page = open_page("--allow-host", "ops.example")
     expected = {
         "evil.example": 421,
@@ -211,12 +211,12 @@ def test_other_names_are_refused_as_host(open_page: Callable[..., WebPage]) -> N
     "host", ["127.0.0.1/delayed/cancel?", "127.0.0.1#", "localhost\\@evil.example", "evil.example@localhost", "[::1"]
 )
 def test_what_is_no_host_is_refused_though_a_host_is_in_it(page: WebPage, host: str) -> None:
-    """A host that contains a part of an address could be read as another path or name."""
+    """A host header with parts of an address could be read as another path or name."""
     assert page.visitor().get("/", Host=host).status == 421
 
 
 def test_a_duration_that_no_clock_holds_is_refused(open_page: Callable[..., WebPage], desk: Desk) -> None:
-    """In an address and in a form: it is a client error, and changes nothing."""
+    """In an address and in a form: a client error, and nothing changes."""
     desk.die()
     desk.delay(task_message())
     operator, long = open_page("--allow", "all").operator(), "9" * 400
@@ -231,7 +231,7 @@ def test_a_duration_that_no_clock_holds_is_refused(open_page: Callable[..., WebP
 
 
 def test_every_answer_carries_the_headers_of_safety(page: WebPage, desk: Desk) -> None:
-    """Screens, errors, files, refused streams: only our own script, no frame, no type sniffing, no caching."""
+    """Screens, errors, files, refused streams: only the page's own script, no frame, no type sniffing, no caching."""
     desk.die()
     operator = page.operator()
     for answer in (operator.get("/"), operator.get("/nope"), page.visitor().get("/"), operator.get("/", Host="evil.example")):
@@ -244,7 +244,7 @@ def test_every_answer_carries_the_headers_of_safety(page: WebPage, desk: Desk) -
 
 
 def test_scripts_in_every_field_are_text(open_page: Callable[..., WebPage], desk: Desk) -> None:
-    """In a dead letter, a waiting message and the address: shown, never run; no control character is on the page."""
+    """In a dead letter, a delayed message and the address: they are shown and never run. The page has no control character."""
     message = task_message(SCRIPT, task=SCRIPT, body=body_of(SCRIPT), argsrepr=SCRIPT, kwargsrepr=SCRIPT, origin=SCRIPT)
     desk.die(message, exception=SCRIPT, said=SCRIPT, fingerprint=SCRIPT, reason=SCRIPT)
     desk.delay(task_message(SCRIPT + "2", task=SCRIPT))
@@ -299,7 +299,7 @@ def test_what_is_redacted_is_not_shown(open_page: Callable[..., WebPage], desk: 
 
 
 def test_a_body_without_end_is_cut_off(open_page: Callable[..., WebPage]) -> None:
-    """By its length header, by the received bytes, and by time; the page answers others meanwhile."""
+    """By its length header, by the bytes that came, and by time. The page answers other requests meanwhile."""
     operator = open_page("--allow", "all").operator()
     operator.get("/")
     kind = {"Content-Type": "application/x-www-form-urlencoded", "Sec-Fetch-Site": "same-origin"}
@@ -311,13 +311,13 @@ def test_a_body_without_end_is_cut_off(open_page: Callable[..., WebPage]) -> Non
 
 @pytest.mark.full
 def test_200_open_pages_cost_the_broker_one_look_in_two_seconds(page: WebPage, desk: Desk) -> None:
-    """One look serves all: more pages do not mean more commands to the broker."""
+    """One look serves all pages."""
     operator = page.operator()
     cookies = "; ".join(f"{name}={value}" for name, value in operator.cookies.items())
 
     def commands(seconds: float) -> int:
         before = int(desk.client.info("stats")["total_commands_processed"])
-        time.sleep(seconds)  # the measured time span: nothing is waited for
+        time.sleep(seconds)  # the measured time
         return int(desk.client.info("stats")["total_commands_processed"]) - before
 
     def opened() -> socket.socket:
@@ -339,7 +339,7 @@ def test_200_open_pages_cost_the_broker_one_look_in_two_seconds(page: WebPage, d
 
 
 def test_a_broker_that_is_gone_is_said_and_the_page_stays(open_page: Callable[..., WebPage], desk: Desk, server: Server) -> None:
-    """Each screen answers in bounded time, an action changes nothing, and all works when the broker is back."""
+    """Each screen answers in bounded time, and an action changes nothing. When the broker is back, everything works."""
     task_id, page = desk.die(), open_page("--allow", "all")
     operator = page.operator()
     form = redrive_form(operator, task_id)

@@ -1,4 +1,4 @@
-"""The page inside a WSGI application, Django's or Flask's, behind its login: which user's forms change what."""
+"""The page in a WSGI application (Django or Flask), with its login: what each user's forms can change."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(params=["django", "flask"])
 def entered(request: pytest.FixtureRequest, server: Server, tmp_path: Path) -> Iterator[Callable[[str], Visitor]]:
-    """A visitor who is logged in at this application by a name."""
+    """A visitor who is logged in at this application under this name."""
     env = {**os.environ, "WEB_SHOP_BROKER": server.url, "WEB_SHOP_FOLDER": str(tmp_path)}
     command = [sys.executable, "-m", "tests.support.page.wsgi_hosts", request.param]
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as host:
@@ -42,7 +42,7 @@ def entered(request: pytest.FixtureRequest, server: Server, tmp_path: Path) -> I
 
 
 def test_the_users_of_the_application_are_the_users_of_the_page(entered: Callable[[str], Visitor], desk: Desk) -> None:
-    """A user with the right redrives under his own name; a reader, an unknown visitor, and another site's form cannot."""
+    """A user with the right redrives under the own name. A reader, an unknown visitor and a form of another site cannot."""
     task_id = desk.die()
     screen, act = f"{PATH}/letter?queue={LETTERS}&id={task_id}", f"{PATH}/letter/redrive"
     nobody = entered("bea")

@@ -1,1 +1,1 @@
-"""Tests of the page on RabbitMQ, and on a broker that is slow, full or gone."""
+"""Tests of the page on RabbitMQ, and on a broker that is slow, full or away."""

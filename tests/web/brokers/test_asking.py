@@ -1,4 +1,4 @@
-"""Requests that take too long: the answer says whether the change may still happen; it never begins after that answer."""
+"""Requests that take too long: the answer says whether the change may still happen. No change begins after that answer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.running import until
 
 @pytest.mark.parametrize(("error", "said"), [("", "web.late_done"), ("TimeoutError: no answer", "web.late_failed")])
 def test_how_a_change_ended_that_nobody_waits_for_is_logged(monkeypatch: pytest.MonkeyPatch, error: str, said: str) -> None:
-    """The visitor was told that it may still be carried out."""
+    """The visitor was told that the change may still be carried out."""
     monkeypatch.setattr(asking, "SECONDS", 0.05)
     turn, is_given_up = Turn("/letter/redrive", "ada"), threading.Event()
 
@@ -39,7 +39,7 @@ def test_how_a_change_ended_that_nobody_waits_for_is_logged(monkeypatch: pytest.
 
 @pytest.mark.parametrize(("begins", "said"), [(False, UNDONE), (True, UNKNOWN)])
 def test_a_late_answer_says_whether_the_change_had_begun(monkeypatch: pytest.MonkeyPatch, begins: bool, said: str) -> None:
-    """A change that had not begun by then never begins."""
+    """A change that has not begun before the answer never begins."""
     monkeypatch.setattr(asking, "SECONDS", 0.05)
     turn, is_given_up, ended = Turn(), threading.Event(), threading.Event()
     refused: list[str] = []
@@ -64,7 +64,7 @@ def test_a_late_answer_says_whether_the_change_had_begun(monkeypatch: pytest.Mon
 
 
 def test_what_times_out_by_itself_is_no_late_answer() -> None:
-    """The broker's driver has its own time limit."""
+    """The timeout of the broker's driver is another error."""
 
     def act() -> None:
         msg = "the driver's"

@@ -1,4 +1,4 @@
-"""A slow broker and a full one: the page says so in bounded time, and a change that it could not make is not made later."""
+"""A slow broker and a full one: the page says so in bounded time. A change that it could not make is not made later."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SCREENS = ("/", "/causes", "/letters", "/delayed", "/queues", "/workers", "/oper
 def test_a_broker_that_does_not_answer_is_said_and_what_was_asked_of_it_is_not_done_later(
     open_page: Callable[..., WebPage], desk: Desk, server: Server
 ) -> None:
-    """An action that could not look is given up, even if the broker answers again meanwhile."""
+    """An action that could not look at the broker is given up, even if the broker answers again."""
     task_id, delayed_id = desk.die(), desk.delay(task_message())
     page = open_page("--allow", "all")
     operator = page.operator()
@@ -81,7 +81,7 @@ def proxy(server: Server) -> Iterator[Proxy]:
 
 @pytest.fixture
 def page_behind(proxy: Proxy, tmp_path: Path) -> Iterator[WebPage]:
-    """A page that reaches the broker through that proxy."""
+    """A page that reaches the broker through the proxy."""
     with WebPage(SHOP, tmp_path, "--allow", "all", "--as", "ada", env={**os.environ, "WEB_SHOP_BROKER": proxy.url}) as page:
         yield page
 
@@ -96,7 +96,7 @@ def behind(page_behind: WebPage) -> Visitor:
 @pytest.mark.slow
 @pytest.mark.xdist_group("web_broker")
 def test_a_slow_broker_has_slow_screens_and_old_figures_say_so(behind: Visitor, desk: Desk, proxy: Proxy) -> None:
-    """An answer takes 300 ms: each screen comes, and a form's change is made."""
+    """Answers take 300 ms: each screen comes, and the change of a form is made."""
     task_id = desk.die()
     desk.delay(task_message())
     [redrive, *_] = behind.get(f"/letter?queue={LETTERS}&id={task_id}").forms("/letter/redrive")
@@ -120,7 +120,7 @@ def test_a_slow_broker_has_slow_screens_and_old_figures_say_so(behind: Visitor, 
 @pytest.mark.slow
 @pytest.mark.xdist_group("web_broker")
 def test_the_head_of_a_screen_that_searches_comes_before_the_rest(behind: Visitor, desk: Desk, proxy: Proxy) -> None:
-    """Head and rest together are the screen; errors in between are shown below the head."""
+    """Head and rest together are the screen. An error in the rest is shown below the head."""
     task_id = desk.die()
     behind.get("/")
     searching = {
@@ -147,7 +147,7 @@ def test_the_head_of_a_screen_that_searches_comes_before_the_rest(behind: Visito
 def test_a_very_slow_broker_holds_up_no_other_screen_and_a_late_form_says_what_became_of_it(
     behind: Visitor, page_behind: WebPage, desk: Desk, proxy: Proxy
 ) -> None:
-    """An answer takes 3 s, and there are more requests than threads. A change that began is made, or is reported as failed."""
+    """Answers take 3 s, and there are more requests than threads. A change that has begun is made, or reported as failed."""
     desk.client.set(desk.keys.operator, "another")  # operations that begin must wait
     task_id = desk.die()
     desk.delay(task_message())
@@ -162,7 +162,7 @@ def test_a_very_slow_broker_holds_up_no_other_screen_and_a_late_form_says_what_b
     }
 
     def is_over(path: str, is_done: Callable[[], bool]) -> bool:
-        """It may have failed, e.g. because all connections of the page were waiting: then the log says so."""
+        """Whether the change was made, or logged as failed, for example because all connections of the page were waiting."""
         return is_done() or f"event=web.late_failed path={path} user=ada" in page_behind.log
 
     proxy.answer_late(3)
@@ -191,7 +191,7 @@ def test_a_very_slow_broker_holds_up_no_other_screen_and_a_late_form_says_what_b
 def test_many_searches_hold_up_no_other_screen_and_what_nobody_waits_for_is_not_searched(
     behind: Visitor, desk: Desk, proxy: Proxy
 ) -> None:
-    """An answer takes 50 ms. Ten visitors open the screen Task, and eight of them leave when they see its head."""
+    """Answers take 50 ms. Ten visitors open the screen Task, and eight leave when they see its head."""
     task_id = desk.die()
     behind.get(f"/task?id={task_id}")
 
@@ -227,7 +227,7 @@ def _left(visitor: Visitor, path: str) -> socket.socket:
 
 
 def test_a_full_redis_is_shown_and_its_letters_go_back(open_page: Callable[..., WebPage], desk: Desk) -> None:
-    """A move frees memory before it needs any, so the page can show and empty a full broker."""
+    """A move frees memory before it needs memory. So the page can show a full broker and redrive its dead letters."""
     task_id, operator = desk.die(), open_page("--allow", "all").operator()
     desk.client.config_set("maxmemory-policy", "noeviction")
     desk.client.config_set("maxmemory", 1)
@@ -241,7 +241,7 @@ def test_a_full_redis_is_shown_and_its_letters_go_back(open_page: Callable[..., 
 
 @contextmanager
 def looked_at(rabbit: Rabbit, folder: Path, kind: str) -> Iterator[tuple[WebPage, Visitor, dict[str, str], dict[str, str]]]:
-    """A page of this broker that has looked at its one dead letter, its operator, and the forms to look again and to redrive."""
+    """A page that has looked at the one dead letter of this broker, its operator, and the forms to look again and to redrive."""
     Place(kind, rabbit, folder).put(letter(task_message("task-of-rabbit-1")))
     with rabbit.connection() as connection:
         connection.default_channel.queue_declare(QUEUE, durable=True, auto_delete=False)
@@ -255,7 +255,7 @@ def looked_at(rabbit: Rabbit, folder: Path, kind: str) -> Iterator[tuple[WebPage
 
 @pytest.mark.full
 def test_a_rabbitmq_that_is_gone_is_said_and_the_page_stays(private_rabbit: Rabbit, tmp_path: Path) -> None:
-    """Each screen answers, an action changes nothing, and all works when the node is back."""
+    """Each screen answers, and an action changes nothing. When the node is back, everything works."""
     with looked_at(private_rabbit, tmp_path, "rabbit-classic") as (page, operator, look, redrive):
         private_rabbit.node.kill()
         for path in SCREENS[:-1]:
@@ -272,7 +272,7 @@ def test_a_rabbitmq_that_is_gone_is_said_and_the_page_stays(private_rabbit: Rabb
 
 @pytest.mark.full
 def test_a_full_rabbitmq_takes_no_letter_back_and_keeps_it(private_rabbit: Rabbit, tmp_path: Path) -> None:
-    """Its alarm blocks publishers: the page says that the broker does not answer, and the dead letter is there once."""
+    """The alarm blocks publishers. The page says that the broker does not answer, and the dead letter stays, once."""
     with looked_at(private_rabbit, tmp_path, "rabbit-quorum") as (_, operator, _, form):
         private_rabbit.node.evaluate("rabbit_alarm:set_alarm({{resource_limit, memory, node()}, []}).")
         try:

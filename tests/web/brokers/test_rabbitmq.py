@@ -1,4 +1,4 @@
-"""The page of a RabbitMQ broker: what it can show there, and that it marks no message unless a user asks it to look."""
+"""The page on RabbitMQ: what it can show. It marks messages as delivered only if a user tells it to look."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def opened(rabbit: Rabbit, tmp_path: Path) -> Iterator[Callable[..., WebPage]]:
-    """Start the page of this broker, with these words of the command line; `url` is another way to it."""
+    """Start the page of this broker with these arguments; `url` is another address of the broker."""
     pages: list[WebPage] = []
 
     def start(*words: str, url: str = "") -> WebPage:
@@ -51,7 +51,7 @@ def taken(rabbit: Rabbit) -> int:
 
 
 def test_no_screen_marks_a_letter(rabbit: Rabbit, tmp_path: Path, opened: Callable[..., WebPage]) -> None:
-    """Even after many openings; for data that it cannot show, a screen names the command that can."""
+    """Even after many requests. If a screen cannot show something, it names the command that can."""
     Place("rabbit-quorum", rabbit, tmp_path).put(letter(task_message()))
     operator = opened().operator()
     for _ in range(3):
@@ -69,7 +69,7 @@ def test_no_screen_marks_a_letter(rabbit: Rabbit, tmp_path: Path, opened: Callab
 def test_letters_are_seen_when_it_is_told_to_look_and_one_goes_back(
     rabbit: Rabbit, tmp_path: Path, opened: Callable[..., WebPage]
 ) -> None:
-    """The look is cached: later screens do not look again."""
+    """The page keeps the result: later screens do not look again."""
     place = Place("rabbit-quorum", rabbit, tmp_path)
     place.put(letter(task_message("task-of-rabbit-1")))
     with rabbit.connection() as connection:
@@ -78,7 +78,7 @@ def test_letters_are_seen_when_it_is_told_to_look_and_one_goes_back(
     [form] = operator.get(f"/letters?queue={LETTERS}").forms("/look")
     shown = operator.follow(operator.post("/look", form))
     assert "1 shown" in shown.read
-    operator.post("/look", form)  # at once again: what was seen is shown, and nothing is taken
+    operator.post("/look", form)  # at once again: the page shows the earlier result, and takes nothing
     assert operator.get("/operations").read.count("ada look done DLQ.orders") == 1
     assert "1 dead letter" in operator.get("/causes").read
     [href] = shown.links("/letter?")
@@ -94,7 +94,7 @@ def test_letters_are_seen_when_it_is_told_to_look_and_one_goes_back(
 def test_a_user_without_the_right_learns_it_at_once_and_holds_no_letter(
     rabbit: Rabbit, tmp_path: Path, opened: Callable[..., WebPage]
 ) -> None:
-    """The page names the queue that its broker user may not use; the letter stays, and goes back by somebody who may."""
+    """The page names the queue that its broker user may not use. The dead letter stays, and others can redrive it."""
     Place("rabbit-quorum", rabbit, tmp_path).put(letter(task_message("task-of-rabbit-1")))
     with rabbit.connection() as connection:
         connection.default_channel.queue_declare(QUEUE, durable=True, auto_delete=False)
@@ -121,7 +121,7 @@ def test_a_user_without_the_right_learns_it_at_once_and_holds_no_letter(
 
 @pytest.fixture
 def proxy(rabbit: Rabbit) -> Iterator[Proxy]:
-    """A way to the node that can be made slow."""
+    """A proxy to the node that can be made slow."""
     made = Proxy(rabbit.node.port).start()
     yield made
     made.stop()
@@ -131,7 +131,7 @@ def proxy(rabbit: Rabbit) -> Iterator[Proxy]:
 def test_a_slow_rabbitmq_has_old_figures_and_a_letter_goes_back_once(
     rabbit: Rabbit, tmp_path: Path, opened: Callable[..., WebPage], proxy: Proxy
 ) -> None:
-    """An answer takes 300 ms: the page reports what takes too long, but it is carried out, once."""
+    """Answers take 300 ms. The page says what takes too long, and the change is made once."""
     Place("rabbit-quorum", rabbit, tmp_path).put(letter(task_message("task-of-rabbit-1")))
     with rabbit.connection() as connection:
         connection.default_channel.queue_declare(QUEUE, durable=True, auto_delete=False)
@@ -151,14 +151,14 @@ def test_a_slow_rabbitmq_has_old_figures_and_a_letter_goes_back_once(
 
 @pytest.mark.full
 def test_of_very_many_delayed_messages_those_that_are_due_first_are_shown(rabbit: Rabbit, opened: Callable[..., WebPage]) -> None:
-    """The page takes 500 at most, says so, and gives them back: it opens in time for any number."""
+    """The page takes 500 at most, says so, and gives them back. So it opens in time for any number."""
     names = AmqpNames()
     with rabbit.connection() as connection:
         connection.default_channel.queue_declare(QUEUE, durable=True, auto_delete=False)
         declare_delays(connection, names)
         channel = connection.connection.channel()
         for number in range(630):
-            late = number % 21 == 20  # 30 wait in a higher level than the others
+            late = number % 21 == 20  # 30 wait in a higher level of the delay store than the others
             task_id, delay_ms = (f"late-{number:05}", 7_200_000) if late else (f"soon-{number:05}", 4_000_000)
             waits = waiting(names, QUEUE, sealed(task_message(task_id)), delay_ms)
             assert waits is not None

@@ -1,4 +1,4 @@
-"""Searches of one page run one at a time, in order, for half of the time; a search that nobody waits for does not begin."""
+"""Searches of one page run one at a time, in order, half of the time. A search that nobody waits for does not begin."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ class _Clock(SimpleNamespace):
     now = 100.0
 
     def monotonic(self) -> float:
-        """What it shows."""
+        """The time of this clock."""
         return self.now
 
     def sleep(self, seconds: float) -> None:
-        """Move it."""
+        """Advance the clock."""
         self.now += seconds
 
 
 def test_they_rest_as_long_as_they_took(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They rest after their first second, and again after a long pause."""
+    """They pause after their first second, and again after a long pause."""
     clock = _Clock()
     monkeypatch.setattr(searches, "time", clock)
     made = Searches()
@@ -55,7 +55,7 @@ def test_they_rest_as_long_as_they_took(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_they_go_one_after_the_other_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many there are."""
+    """For any number of searches."""
     monkeypatch.setattr(searches, "AT_ONCE", 60.0)
     made, running, order = Searches(), list[int](), list[int]()
 
@@ -79,7 +79,7 @@ def test_they_go_one_after_the_other_in_their_order(monkeypatch: pytest.MonkeyPa
 
 
 def test_one_that_waits_too_long_is_refused_and_the_next_ones_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So is one that was given up; a search that is no request waits without a limit."""
+    """A search that was given up is refused, too. A search without a request waits without a limit."""
     monkeypatch.setattr(searches, "WAIT", 0.05)
     made, given_up, begun = Searches(), Turn(), threading.Event()
 

@@ -1,4 +1,4 @@
-"""The page in a real Chromium: from a cause to its redrive, live figures, and axe-core's findings for each screen."""
+"""The page in a real Chromium: from a cause to its redrive, live figures, and axe-core on each screen."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ __all__ = ["browser"]
 SCREENS = ("/", "/causes", "/letters", "/delayed", "/task", "/queues", "/queue?name=orders", "/workers", "/operations", "/books")
 
 
-#: Elements that are wider than their place, so that they cover their neighbours.
+#: Elements that are wider than their place and cover their neighbours.
 BURST = """[...document.querySelectorAll("td, th, label, p, form, summary")]
     .filter(each => each.clientWidth > 1 && each.scrollWidth > each.clientWidth + 1).map(each => each.outerHTML)"""
 
 
 def click(browser: Browser, selector: str, text: str = "") -> None:
-    """Click the first element of this kind that has this text, and wait until another document is there."""
+    """Click the first element of this kind with this text, and wait for another document."""
     browser.ask("window.before = true")
     browser.ask(f"[...document.querySelectorAll({selector!r})].find(each => each.textContent.includes({text!r})).click()")
     browser.await_("!window.before && document.readyState === 'complete'")
 
 
 def test_from_a_cause_to_its_redrive(browser: Browser, open_page: Callable[..., WebPage], desk: Desk) -> None:
-    """See the cause, open a dead letter, make a dry run, begin the redrive; no other host is asked, and the console is empty."""
+    """Open the cause and a dead letter, make a dry run, begin the redrive. No other host is asked, and the console is empty."""
     for number in range(3):
         desk.die(task_message(task="shop.charge"), exception="shop.CardRefused", said=f"card {number} was refused")
     desk.die(fingerprint="f-other")
@@ -62,7 +62,7 @@ def test_from_a_cause_to_its_redrive(browser: Browser, open_page: Callable[..., 
 
 
 def test_a_filter_of_several_values_is_chosen_again_as_it_is(browser: Browser, page: WebPage, desk: Desk) -> None:
-    """Each value has its own field: the form leads to the address from which it was made."""
+    """Each value has its own field, so the form leads to its own address again."""
     for task in ("shop.charge", "shop.mail", "shop.pack"):
         desk.die(task_message(task=task))
     query = f"?queue={LETTERS}&task=shop.charge&task=shop.mail&reason=exhausted&reason=expired"
@@ -75,7 +75,7 @@ def test_a_filter_of_several_values_is_chosen_again_as_it_is(browser: Browser, p
 
 
 def test_figures_are_live(browser: Browser, page: WebPage, desk: Desk) -> None:
-    """A death appears on the open page, with its heading and its alarms; and a broker that goes away is reported."""
+    """A death appears on the open page, with the heading and the alarms. A broker that goes away is reported."""
     browser.open(f"{page.address}/login?token={TOKEN}")
     heading, alarms = "document.querySelector('h1').innerText", "document.querySelector('ul.alarms').innerText"
     alarm = f"{heading} === '1 thing needs an operator' && {alarms}.includes('No worker renews its lease.')"
@@ -99,7 +99,7 @@ def test_figures_are_live(browser: Browser, page: WebPage, desk: Desk) -> None:
 
 
 def test_a_screen_of_a_broker_that_is_gone_says_it_once(browser: Browser, page: WebPage, desk: Desk) -> None:
-    """There is no second banner with the same text, because that screen opens no stream."""
+    """There is no second banner: such a screen opens no stream."""
     browser.open(f"{page.address}/login?token={TOKEN}")
     desk.server.kill()
     browser.await_("!document.getElementById('broker').hidden")
@@ -116,7 +116,7 @@ def test_a_screen_of_a_broker_that_is_gone_says_it_once(browser: Browser, page: 
 def test_axe_finds_nothing_and_nothing_is_wider_than_the_window(
     browser: Browser, open_page: Callable[..., WebPage], desk: Desk, scheme: str
 ) -> None:
-    """For each screen with data, at 390, 1280 and 2560 pixels; no element is wider than its place."""
+    """For each screen with data, at 390, 1280 and 2560 pixels. No element is wider than its place."""
     desk.publish()
     desk.hold()
     desk.delay(task_message())
@@ -147,13 +147,13 @@ def test_axe_finds_nothing_and_nothing_is_wider_than_the_window(
             browser.open(page.address + path, width=width, scheme=scheme)
             assert browser.ask("document.documentElement.scrollWidth <= innerWidth"), (path, width)
             assert browser.ask(BURST) == [], (path, width)
-            if width != 2560:  # there it is as at 1280
+            if width != 2560:  # 2560 looks like 1280
                 assert findings(browser) == [], (path, width)
 
 
 @pytest.mark.full
 def test_words_without_a_space_make_no_screen_wider(browser: Browser, open_page: Callable[..., WebPage], desk: Desk) -> None:
-    """Names of tasks, queues and exceptions, and what an exception says, of any length."""
+    """Names of tasks, queues and exceptions, and texts of exceptions, of any length."""
     word, queue = "W" * 10_000, f"DLQ.{'q' * 200}"
     ids = [desk.die(task_message(task=word), exception=f"shop.{word}", said=word), desk.die(said=f"one {word}", into=queue)]
     ids.append(desk.delay(task_message("d" * 250, task=word)))
@@ -180,7 +180,7 @@ COUNTED = """
 def test_a_screen_of_what_is_under_way_opens_again_but_not_while_somebody_writes(
     browser: Browser, open_page: Callable[..., WebPage], desk: Desk
 ) -> None:
-    """A user who types a reason loses no text; axe-core finds nothing, although the screen also reloads without scripts."""
+    """A user who types a reason loses no text. axe-core finds nothing, although the screen also reloads without scripts."""
     desk.die()
     desk.client.set(desk.keys.operator, "another")
     made = operation.begin(desk.install, Kind.REDRIVE, LETTERS, Filter(), Options(), actor="ada", why="mended")
@@ -206,13 +206,13 @@ def test_a_screen_of_what_is_under_way_opens_again_but_not_while_somebody_writes
 def test_a_dry_run_that_is_not_done_yet_opens_again(
     browser: Browser, open_page: Callable[..., WebPage], desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It reloads until its counts are there; axe-core finds nothing meanwhile."""
+    """The screen reloads until the counts are there. axe-core finds nothing meanwhile."""
     copies(desk, 2_000)
     monkeypatch.setenv("WEB_SHOP_TIMEOUT", "0")
     page = open_page("--allow", "all")
     browser.open(f"{page.address}/login?token={TOKEN}")
     browser.open(f"{page.address}/operations/preview?kind=redrive&queue={LETTERS}")
-    browser.ask("Object.defineProperty(document, 'hidden', {value: true, configurable: true})")  # such a screen stays as it is
+    browser.ask("Object.defineProperty(document, 'hidden', {value: true, configurable: true})")  # a hidden screen does not reload
     assert "The dead letters are being counted." in browser.ask("document.body.innerText")
     assert findings(browser) == []
     browser.ask("delete document.hidden")
@@ -220,7 +220,7 @@ def test_a_dry_run_that_is_not_done_yet_opens_again(
 
 
 def test_all_can_be_reached_by_the_keyboard(browser: Browser, open_page: Callable[..., WebPage], desk: Desk) -> None:
-    """The first stop skips the navigation; the focus is visible, and Enter follows a link and sends a form."""
+    """The first stop skips the navigation. The focus is visible. Enter follows a link and sends a form."""
     task_id = desk.die()
     page = open_page("--allow", "redrive", "--as", "ada")
     browser.open(f"{page.address}/login?token={TOKEN}")

@@ -1,4 +1,4 @@
-"""The content of the screens: figures, pictures in words, waits, bytes, exported events, the source of each setting."""
+"""The content of the screens: figures, texts of the pictures, waits, bytes, exported events, the source of each setting."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def test_the_last_hour_is_counted_and_drawn(page: WebPage, desk: Desk) -> None:
-    """Each kind with its sum, and in each minute."""
+    """Each kind, with its sum and its figure for each minute."""
     for _ in range(3):
         desk.die()
     shown = page.operator().get("/")
@@ -77,7 +77,7 @@ def test_a_task_has_its_exported_events(desk: Desk, open_page: Callable[..., Web
 
 
 def test_a_queue_has_the_source_of_each_setting_and_its_delays_drawn(open_page: Callable[..., WebPage]) -> None:
-    """A value of the policy names its source; the minimum and maximum of each delay are beside the picture."""
+    """Each value of the policy has its source. The minimum and maximum of each delay are next to the picture."""
     settings = {"queues": {"#": {"max_delivery_attempts": 3}, QUEUE: {"delivery_delay": 7.0}}}
     shown = open_page(settings=json.dumps(settings)).operator().get(f"/queue?name={QUEUE}")
     rows = {row.split("<code>")[1].split("<")[0]: row for row in shown.text.split("<tr>") if '<th scope="row"><code>' in row}
@@ -88,7 +88,7 @@ def test_a_queue_has_the_source_of_each_setting_and_its_delays_drawn(open_page: 
 
 
 def test_what_is_due_is_drawn(desk: Desk, page: WebPage) -> None:
-    """All due times are in the picture's text."""
+    """The text of the picture has all due times."""
     desk.delay(task_message(), 60_000)
     desk.delay(task_message(), 3_600_000)
     shown = page.operator().get("/delayed").text
@@ -96,7 +96,7 @@ def test_what_is_due_is_drawn(desk: Desk, page: WebPage) -> None:
 
 
 def test_an_operation_that_has_ended_has_its_figures(desk: Desk, open_page: Callable[..., WebPage]) -> None:
-    """How many there were, were chosen, went back, and could not go, and where they went."""
+    """How many dead letters there were, were chosen, went back and could not go, and where they went."""
     copies(desk, 5)
     desk.client.lpush(LETTERS, b"nothing")
     page = open_page("--allow", "redrive")
@@ -118,7 +118,7 @@ def test_an_operation_that_has_ended_has_its_figures(desk: Desk, open_page: Call
 
 
 def test_the_overview_says_what_is_late_and_how_old_the_oldest_dead_letter_is(page: WebPage, desk: Desk) -> None:
-    """Overdue messages that nobody moves, with what to do; before they are due, that nobody would move them."""
+    """For overdue messages: that nobody moves them, and what to do. Before they are due: that nobody would move them."""
     desk.die(ago_ms=3 * 3_600_000)
     desk.delay(task_message())
     operator = page.operator()
@@ -148,7 +148,7 @@ def test_the_overview_says_what_is_late_and_how_old_the_oldest_dead_letter_is(pa
     ],
 )
 def test_an_alarm_follows_from_its_figure_alone(said: dict[str, int], condition: Condition | None, alarm: str) -> None:
-    """One alarm at a time, each with what to do."""
+    """One alarm at a time. Each says what to do."""
     families = {}
     for name, value in said.items():
         families[f"redelivery_{name}"] = Family(f"redelivery_{name}", "gauge", "", [Gauge(name, float(value), {})])

@@ -1,4 +1,4 @@
-"""Dry runs that take long: a repeated request shows the running one, and does not begin another."""
+"""Dry runs that take long: a repeated request shows the running one and begins no other."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def test_a_count_that_takes_longer_than_it_holds_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is valid for a while from its end on; counted from its beginning, it would always expire before it was shown."""
+    """A count is valid for a while after its end. Counted from its beginning, a long one would expire before it is shown."""
     clock, counts = [0.0], []
     monkeypatch.setattr(previews, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     monkeypatch.setattr(previews, "TIMEOUT", 30.0)
@@ -48,7 +48,7 @@ def test_a_count_that_takes_longer_than_it_holds_is_shown(monkeypatch: pytest.Mo
 
 
 def test_a_count_lets_other_searches_go_between_its_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It also shows its progress."""
+    """The screen also shows its progress."""
     monkeypatch.setattr(previews, "TIMEOUT", 30.0)
     searches, others = Searches(), list[int]()
     walked = Walked(dead_letter_queue="DLQ.orders", dry_run=True, total=300)
@@ -72,7 +72,7 @@ def test_a_count_lets_other_searches_go_between_its_pieces(monkeypatch: pytest.M
 
 
 def test_a_dry_run_that_nobody_looks_at_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It makes room for another one, and begins again if it is requested again; a running one blocks no request."""
+    """Another one can begin, and a new request begins it again. A running dry run blocks no request."""
     monkeypatch.setattr(previews, "UNREAD", 0.05)
     monkeypatch.setattr(previews, "RUNNING", 1)
     waits = threading.Event()
@@ -103,7 +103,7 @@ def test_a_dry_run_that_nobody_looks_at_is_given_up(monkeypatch: pytest.MonkeyPa
 def test_a_dry_run_that_is_under_way_shows_how_far_it_is(
     desk: Desk, open_page: Callable[..., WebPage], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """When it is done, it shows what would go."""
+    """When it is done, the screen shows what would go."""
     monkeypatch.setenv("WEB_SHOP_TIMEOUT", "0")
     copies(desk, 20_000)
     operator = open_page("--allow", "purge").operator()

@@ -1,4 +1,4 @@
-"""The content of the page, read over plain HTTP as a browser without scripts does."""
+"""The content of the page over plain HTTP, as a browser without scripts sees it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_overview_says_how_it_is(page: WebPage, desk: Desk) -> None:
 
 
 def test_what_workers_hold_has_one_name_on_each_screen(page: WebPage, desk: Desk) -> None:
-    """On the overview, among the queues, and with the workers."""
+    """On the overview, the queues and the workers."""
     desk.publish()
     desk.hold()
     operator = page.operator()
@@ -39,7 +39,7 @@ def test_what_workers_hold_has_one_name_on_each_screen(page: WebPage, desk: Desk
 
 
 def test_causes_lead_to_their_letters_and_a_letter_to_all_of_it(page: WebPage, desk: Desk) -> None:
-    """From a cause to its dead letters to one dead letter, only by links."""
+    """Only links are needed."""
     for number in range(3):
         desk.die(said=f"no {number}", fingerprint="f-one")
     task_id = desk.die(task_message(body=body_of(42, "blue")), exception="shop.Late", said="too late", fingerprint="f-two")
@@ -57,7 +57,7 @@ def test_causes_lead_to_their_letters_and_a_letter_to_all_of_it(page: WebPage, d
 
 
 def test_a_cause_without_a_reason_leads_to_its_letters(page: WebPage, desk: Desk) -> None:
-    """Somebody else put them there: `unknown` is the reason that all listings name, and it can be chosen."""
+    """Another client put them there. All listings call the reason `unknown`, and it can be chosen."""
     desk.die(fingerprint="f-one")
     desk.client.lpush(LETTERS, b"nothing", b"{}")
     operator = page.operator()
@@ -68,7 +68,7 @@ def test_a_cause_without_a_reason_leads_to_its_letters(page: WebPage, desk: Desk
 
 
 def test_a_cause_leads_to_its_letters_though_many_others_died_later(page: WebPage, desk: Desk) -> None:
-    """Its link has the position of its newest dead letter; later deaths do not change it."""
+    """The link has the position of the newest dead letter of the cause. Later deaths do not change it."""
     desk.die(task_message("task-of-old"), fingerprint="f-old")
     raw: Any = desk.client.lpop(LETTERS)
     copies(desk, 3000)
@@ -83,7 +83,7 @@ def test_a_cause_leads_to_its_letters_though_many_others_died_later(page: WebPag
 
 
 def test_the_example_of_a_cause_is_opened_in_its_own_queue(page: WebPage, desk: Desk) -> None:
-    """The newest of a cause may be in another queue than most of them; each queue has its own link and count."""
+    """The newest dead letter may be in another queue than most others. Each queue has its own link and count."""
     for _ in range(3):
         desk.die(fingerprint="f-one", ago_ms=60_000)
     task_id = desk.die(fingerprint="f-one", into="DLQ.mail")
@@ -103,7 +103,7 @@ def test_the_example_of_a_cause_is_opened_in_its_own_queue(page: WebPage, desk: 
 
 
 def test_one_click_leads_to_everything_of_a_cause_though_many_others_died_later(page: WebPage, desk: Desk) -> None:
-    """In each queue from its newest on: ten of each are shown, with a link to all; after eight queues there are only links."""
+    """Ten of each queue are shown, from the newest on, with a link to all. After eight queues there are only links."""
     queues = [LETTERS, *(f"DLQ.mail{number}" for number in range(9))]
     for name in queues:
         for _ in range(12 if name == LETTERS else 1):
@@ -128,7 +128,7 @@ def test_one_click_leads_to_everything_of_a_cause_though_many_others_died_later(
 
 
 def test_links_to_a_dead_letter_name_its_place(page: WebPage, desk: Desk) -> None:
-    """From its cause, and from its task's life: it opens at once, however long its queue is."""
+    """From its cause, and from the life of its task. It opens at once, however long the queue is."""
     desk.die(fingerprint="f-older")
     task_id = desk.die(fingerprint="f-one")
     for _ in range(3):
@@ -147,7 +147,7 @@ def _if_in(text: str, answer: Answer) -> Answer | None:
 
 
 def test_letters_page_on_from_where_they_ended_though_others_die_meanwhile(page: WebPage, desk: Desk) -> None:
-    """Each is on one page; dead letters that died later are only on the first."""
+    """Each dead letter is on one page. Later ones are only on the first page."""
     ids = copies(desk, 120)
     operator, seen = page.operator(), []
     answer = operator.get(f"/letters?queue={LETTERS}")
@@ -174,7 +174,7 @@ def test_letters_page_on_from_where_they_ended_though_others_die_meanwhile(page:
     ],
 )
 def test_letters_are_chosen_as_on_the_command_line(page: WebPage, desk: Desk, query: str, count: int) -> None:
-    """By the same names, in the address."""
+    """The address has the names of the options."""
     desk.die(task_message(task="desk.pack"), ago_ms=7_200_000)
     desk.die(task_message(task="desk.pack"), reason="worker_lost")
     desk.die(task_message(task="mail.send"), exception="shop.Late")
@@ -183,7 +183,7 @@ def test_letters_are_chosen_as_on_the_command_line(page: WebPage, desk: Desk, qu
 
 
 def test_what_is_not_there_is_said(page: WebPage) -> None:
-    """A queue, a dead letter, a reason, a screen."""
+    """For a queue, a dead letter, a reason and a screen."""
     operator = page.operator()
     wrong = {
         "/letters?queue=nope": 400,
@@ -197,7 +197,7 @@ def test_what_is_not_there_is_said(page: WebPage) -> None:
 
 
 def test_the_timeline_has_all_that_is_due_and_the_table_the_first_of_it(desk: Desk, page: WebPage) -> None:
-    """For each queue and priority, with overdue messages, and for a part of the time."""
+    """For each queue and priority, with overdue messages, also for a part of the time."""
     keys, now_ms = desk.keys, desk.transport.now_ms()
     waits = {"orders": (220, 60_000), "mail": (30, 7_200_000), keys.list_name("orders", 9): (1, -5_000)}
     for name, (count, after_ms) in waits.items():

@@ -1,4 +1,4 @@
-"""The background count of causes: an unfinished count is continued, and an old one is made again."""
+"""The background count of causes: an unfinished count continues, and an old one begins again."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def left_by_all(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> tuple[Survey, Counted]:
-    """A count of twenty dead letters that stopped before its end, because nobody asked for it again."""
+    """A count of twenty dead letters that stopped before its end, because no request came."""
     copies(desk, 20)
     monkeypatch.setattr(survey, "PIECE", 5)
     monkeypatch.setattr(survey, "AT_ONCE", 0.0)
@@ -33,7 +33,7 @@ def left_by_all(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> tuple[Survey, Co
 
 
 def test_a_count_that_nobody_waited_for_is_made_to_its_end(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A visitor who opens the screen again sees all dead letters, not only those that were counted before."""
+    """When the screen is opened again, it shows all dead letters, and not only those that were counted before."""
     made, left = left_by_all(desk, monkeypatch)
     assert left.causes.looked_at < 20
     monkeypatch.setattr(survey, "UNREAD", 60.0)
@@ -41,14 +41,14 @@ def test_a_count_that_nobody_waited_for_is_made_to_its_end(desk: Desk, monkeypat
 
 
 def test_a_count_that_was_left_is_not_shown_again(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is out of date: the new count is shown from its beginning on."""
+    """It is out of date. The new count is shown from its beginning on."""
     made, left = left_by_all(desk, monkeypatch)
     assert left.ended is None
     assert made.of("", {LETTERS: 20}) is not left
 
 
 def test_one_walk_serves_all_who_come_at_once(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also for the very first count: the others see what is counted so far."""
+    """Also for the first count: the other requests see what is counted so far."""
     copies(desk, 20)
     monkeypatch.setattr(survey, "PIECE", 5)
     turns = Searches()
@@ -63,7 +63,7 @@ def test_one_walk_serves_all_who_come_at_once(desk: Desk, monkeypatch: pytest.Mo
 
 
 def test_a_queue_that_is_as_long_as_before_is_counted_again(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For instance a queue at its maximum length: one dead letter has left, and another has come."""
+    """For example at its maximum length: one dead letter has left, and another has come."""
     monkeypatch.setattr(survey, "FRESH", 0.0)
     made = Survey(Source(desk.install), Searches())
     for fingerprint in ("f-one", "f-two"):
@@ -73,10 +73,10 @@ def test_a_queue_that_is_as_long_as_before_is_counted_again(desk: Desk, monkeypa
 
 
 class _Growing(Counter[str]):
-    """Counts to which another thread adds while they are read."""
+    """Counts that another thread changes while they are read."""
 
     def items(self) -> Any:
-        """As of any dictionary, with one more after each."""
+        """Yield the items, and add one after each."""
         for each in super().items():
             self[f"task-{len(self)}"] += 1
             yield each

@@ -1,4 +1,4 @@
-"""Workers: the running tasks of each, its prefetched messages, and which workers are dead."""
+"""Workers: their running tasks and prefetched messages, and which of them are dead."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def told(operator: Visitor, label: str) -> list[str]:
-    """This column of the screen, for each worker."""
+    """One column of the screen, by worker."""
     cells = re.findall(rf'<td[^>]* data-label="{label}">(.*?)</td>', operator.get("/workers").text, re.DOTALL)
     return [" ".join(unescape(re.sub(r"<[^>]+>", " ", each)).split()) for each in cells]
 
@@ -35,7 +35,7 @@ def told(operator: Visitor, label: str) -> list[str]:
 def test_what_runs_is_told_from_what_was_fetched_ahead_and_a_dead_worker_from_a_living_one(
     shop: Callable[..., Shop], open_page: Callable[..., WebPage], folder: Path
 ) -> None:
-    """The worker reports what it runs; after it is killed, its lease exists but is not renewed any more."""
+    """The worker reports what it runs. After it was killed, its lease still exists and is not renewed."""
     here = shop(settings={"lease": 3})
     worker = here.start(concurrency=1)
     runs, *ahead = [here.send("waits", str(folder / "gate")) for _ in range(3)]
@@ -52,7 +52,7 @@ def test_what_runs_is_told_from_what_was_fetched_ahead_and_a_dead_worker_from_a_
     def is_dead(visitor: Visitor) -> bool:
         return told(visitor, "lease") == ["ended"]
 
-    for visitor in (operator, open_page(settings='{"lease": 3}').operator()):  # one that has seen it live, and one that has not
+    for visitor in (operator, open_page(settings='{"lease": 3}').operator()):  # one has seen the worker alive, and one has not
         assert [each == "held" for each in told(visitor, "lease")] == [False]
         assert told(visitor, "runs") == ["it does not say"]
         assert told(visitor, "fetched ahead")[0].count("or runs") == 3
@@ -60,7 +60,7 @@ def test_what_runs_is_told_from_what_was_fetched_ahead_and_a_dead_worker_from_a_
 
 
 def test_a_part_is_cut_only_where_there_is_more(desk: Desk) -> None:
-    """If there are three messages, three are not called a part."""
+    """Three of three messages are not called a part."""
     for _ in range(3):
         desk.publish()
         desk.hold()
@@ -69,7 +69,7 @@ def test_a_part_is_cut_only_where_there_is_more(desk: Desk) -> None:
 
 
 def test_a_worker_that_was_started_again_is_not_the_dead_one_of_its_name(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each has its own lease, messages and answer."""
+    """Each has its own lease, messages and reply."""
     for token in ("old", "new"):
         desk.publish()
         desk.hold(token, "w1@shop")
@@ -87,7 +87,7 @@ def test_a_worker_that_was_started_again_is_not_the_dead_one_of_its_name(desk: D
 
 
 def test_a_question_that_takes_too_long_is_not_waited_for(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a slow broker the rest of the screen is still shown in time."""
+    """On a slow broker the rest of the screen comes in time."""
     ended = threading.Event()
     monkeypatch.setattr(running, "LATEST", 0.01)
     monkeypatch.setattr(desk.app.control, "broadcast", lambda *_, **__: ended.wait(30) and [])
@@ -96,7 +96,7 @@ def test_a_question_that_takes_too_long_is_not_waited_for(desk: Desk, monkeypatc
 
 
 def test_an_answer_of_anything_else_is_none(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Any client of the broker may send an answer."""
+    """Any client of the broker can send an answer."""
     good = {"owner": "a", "runs": 2, "running": [{"id": "t", "task": "x", "ms": 1500}, {"ms": float("nan")}, {"id": 1}, 7]}
     answers = [{"w1": good}, {"w2": {"error": "unknown"}}, {"w3": None}, 5, {"w4": {"owner": 1, "runs": 0, "running": []}}]
     monkeypatch.setattr(desk.app.control, "broadcast", lambda *_, **__: answers)
