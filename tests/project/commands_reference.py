@@ -1,4 +1,4 @@
-"""The reference of all commands, `docs/commands.md`, from their own help: `python -m tests.project.commands_reference`."""
+"""Print the reference of all commands, `docs/commands.md`, from their help: `python -m tests.project.commands_reference`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Every command with its arguments and options.
 
 
 def reference() -> str:
-    """The whole page."""
+    """The text of the page."""
     context = click.Context(redelivery, info_name="redelivery")
     return "\n".join([INTRODUCTION, *(_section(each, words) for words, each in _leaves(redelivery, context, ()))])
 
@@ -60,14 +60,14 @@ def _section(command: click.Command, words: str) -> str:
 
 
 def _screens(words: str) -> str:
-    """Links to what it prints."""
+    """Links to the screens of a command."""
     lines = {name: line.replace("-A shop", "").strip() for name, line in SCREENS.items() if not name.startswith("error-")}
     shown = [f"[`{line}`](screens/{name}.txt)" for name, line in lines.items() if f"{line} ".startswith(f"{words} ")]
     return f"What it prints: {', '.join(shown)}"
 
 
 def _help(command: click.Command) -> str:
-    """Its own words, a paragraph on a line."""
+    """The help text of a command, one line for each paragraph."""
     return "\n\n".join(" ".join(part.split()) for part in (command.help or "").replace("\b", "").split("\n\n"))
 
 

@@ -1,8 +1,8 @@
-"""The contract: every name that a user, an operator, a program or another version of this project relies on, as one document.
+"""The contract: one document with every name on which users, operators, programs or other versions of this project rely.
 
-`tests/project/contract.json` is the agreed document; `test_contract.py` compares. A name may be added. A name that is removed, or
-changes its meaning, breaks a deployment's settings, a dashboard, a script, or a worker of the previous version. To write the
-document again after names were added: `./dev python -m tests.project.contract`.
+`tests/project/contract.json` is the agreed document, and `test_contract.py` compares it with the code. Names may be added. A name
+that is removed, or changes its meaning, breaks settings, dashboards, scripts, or workers of the previous version.
+`./dev python -m tests.project.contract` writes the document again.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ __all__ = ["AGREED", "collected"]
 AGREED = Path(__file__).with_name("contract.json")
 ROOT = Path(__file__).resolve().parents[2]
 LOG = re.compile(r"^\| `([a-z_]+\.[a-z_]+)` \| (\w+) \| ([^|]*) \|", re.MULTILINE)
-#: What `Redelivery(app)` offers its user; its other attributes are internal.
+#: The public attributes of `Redelivery(app)`; all others are internal.
 INSTALLED = {"settings", "policy_for", "dead_letter_handler", "publishing"}
-#: A task's message as a producer writes it: what each step adds to it is the header's contract.
+#: A task's message as a producer writes it. The contract has what each step adds to its header.
 MESSAGE: Mapping[str, Any] = {
     "body": "",
     "headers": {"id": "a", "task": "shop.charge", "expires": "2030-01-01T00:00:00+00:00", "retries": 0},
@@ -58,7 +58,7 @@ MESSAGE: Mapping[str, Any] = {
 
 
 def collected() -> dict[str, Any]:
-    """The document, as the code has it now."""
+    """The document, from the present code."""
     return {
         "api": dict(sorted(_api())),
         "entry_points": _entry_points(),
@@ -78,7 +78,7 @@ def collected() -> dict[str, Any]:
 
 
 def _api() -> Iterator[tuple[str, str]]:
-    """Public names, and the signatures of what can be called."""
+    """Public names, and the signatures of callables."""
     for module in (redelivery, redelivery.settings, redelivery.testing, redelivery.web, errors):
         for name in module.__all__:
             offered = getattr(module, name)
@@ -88,7 +88,7 @@ def _api() -> Iterator[tuple[str, str]]:
 
 
 def _members(owner: type) -> Iterator[tuple[str, str]]:
-    """The public members of one of our classes, without those inherited from Python or Celery."""
+    """The public members of a class, without those that it inherits from Python or Celery."""
     for each in owner.__mro__:
         if each.__module__.startswith("redelivery"):
             for name, value in vars(each).items():
@@ -97,7 +97,7 @@ def _members(owner: type) -> Iterator[tuple[str, str]]:
 
 
 def _signature(offered: Any) -> str:
-    """Names and kinds of parameters, with their defaults; annotations are the type checker's."""
+    """Names, kinds and defaults of parameters, without annotations."""
     if isinstance(offered, type) and issubclass(offered, Enum):
         return ""
     if not callable(offered):
@@ -107,7 +107,7 @@ def _signature(offered: Any) -> str:
     except (TypeError, ValueError):
         return ""
     plain = [each.replace(annotation=inspect.Parameter.empty) for each in parameters]
-    # The text of a default that is an object would contain its address.
+    # The text of an object would contain its address.
     return re.sub(r" at 0x[0-9a-f]+", "", str(inspect.Signature(plain)))
 
 
@@ -135,7 +135,7 @@ def _commands(found: click.Command, path: str) -> Iterator[tuple[str, list[str]]
 
 
 def _headers() -> dict[str, Any]:
-    """The headers' names, and what each step writes into ours."""
+    """The names of the headers, and what each step writes into the header `redelivery`."""
     failed = Failed(type="ValueError", message="m", traceback="t", fingerprint="f")
     attempt = Attempt(at_ms=1, worker="w", exception="ValueError: m", delay_ms=2, trace=f"00-{'a' * 32}-{'b' * 16}-01")
     first = json.loads(json.dumps(MESSAGE))
@@ -219,7 +219,7 @@ def _events() -> dict[str, Any]:
 
 
 def _log_events() -> dict[str, list[str]]:
-    """The events that `docs/logging.md` promises; `test_logs.py` compares that page with the code."""
+    """The log events of `docs/logging.md`; `test_logs.py` compares that page with the code."""
     rows = LOG.findall((ROOT / "docs" / "logging.md").read_text())
     return {event: [level, *sorted(key.strip() for key in keys.split(",") if key.strip())] for event, level, keys in sorted(rows)}
 

@@ -1,6 +1,6 @@
-"""The reference of all settings, `docs/settings.md`, from the docstrings of `RedeliveryPolicy` and `GeneralSettings`.
+"""Print the reference of all settings, `docs/settings.md`: `python -m tests.project.settings_reference`.
 
-Run it with `python -m tests.project.settings_reference`.
+It comes from the docstrings of `RedeliveryPolicy` and `GeneralSettings`.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ They belong to the whole app. Write them at the top level, beside `queues` and `
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """What a docstring says of one setting."""
+    """One setting in a docstring."""
 
     name: str
     unit: str
@@ -77,7 +77,7 @@ class Described:
 
 
 def described(owner: type, names: Sequence[str]) -> list[Described]:
-    """The lines of a docstring, one for each name, in this order. Raises `ValueError`."""
+    """The settings of a docstring, one for each name, in order. Raises `ValueError`."""
     lines = {each.name: each for each in _lines(owner)}
     defaults = {each.name: _shown(each.default if each.default is not MISSING else None) for each in fields(owner)}
     if set(lines) != set(names):
@@ -91,7 +91,7 @@ def described(owner: type, names: Sequence[str]) -> list[Described]:
 
 
 def reference() -> str:
-    """The whole page."""
+    """The text of the page."""
     policy = _table(described(RedeliveryPolicy, FIELDS), f"{PREFIX}{DEFAULT}")
     general = _table(described(GeneralSettings, GENERAL), PREFIX)
     return f"{INTRODUCTION}\n{policy}\n{GENERAL_INTRODUCTION}\n{general}"

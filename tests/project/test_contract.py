@@ -1,4 +1,4 @@
-"""The contract: no name on which users or programs rely is removed, or changes its meaning, unnoticed."""
+"""The contract: a name on which users or programs rely is not removed or changed without a failing test."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from tests.project.contract import AGREED, collected
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-#: Releases add to these, and programs that read them accept unknown names: a new name is no break, but must be agreed.
+#: Lists that releases add to. Readers accept unknown names, so a new name breaks nothing, but must be agreed.
 HINT = (
     "write it anew with `./dev python -m tests.project.contract` if nothing was taken away, and say in CHANGELOG.md what was added"
 )
 
 
 def broken(agreed: Any, found: Any, path: str = "") -> Iterator[str]:
-    """The agreed entries that are not so any more, by path."""
+    """The agreed entries that are missing or different, by path."""
     if isinstance(agreed, dict) and isinstance(found, dict):
         for name, value in agreed.items():
             if name in found:
@@ -33,12 +33,12 @@ def broken(agreed: Any, found: Any, path: str = "") -> Iterator[str]:
 
 
 def test_nothing_that_was_agreed_has_gone() -> None:
-    """Public names, commands, settings, headers, keys, events, log lines, metrics and tables are what they were."""
+    """Public names, commands, settings, headers, keys, events, log lines, metrics and tables have not changed."""
     assert list(broken(json.loads(AGREED.read_text()), collected())) == []
 
 
 def test_what_was_added_is_agreed() -> None:
-    """The agreed document has all names, so that the next version must keep them."""
+    """The agreed document has all names, so the next version must keep them."""
     assert json.loads(AGREED.read_text()) == json.loads(json.dumps(collected())), HINT
 
 
@@ -52,5 +52,5 @@ def test_what_was_added_is_agreed() -> None:
     ],
 )
 def test_a_break_is_seen(agreed: Any, found: Any, said: list[str]) -> None:
-    """A removed or different entry is named; an added one is no break."""
+    """A removed or different entry is named. An added entry is not a break."""
     assert list(broken(agreed, found)) == said

@@ -20,7 +20,7 @@ from tests.support.running import ROOT, until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-#: The file that forbids a machine's services to start: an earlier version wrote it, and left it behind.
+#: The file that forbids the start of services. `./dev` must not write it.
 POLICY = Path("/usr/sbin/policy-rc.d")
 
 CONTROL = """\
@@ -67,13 +67,13 @@ FOLDERS = (
 
 @dataclass
 class Package:
-    """A package whose configuration waits for a file, and then starts a service in each possible way."""
+    """A package whose configuration waits for a file, and then tries to start a service in each possible way."""
 
     name: str
     folder: Path
 
     def build(self) -> Path:
-        """Build it: returns the file."""
+        """Build the package; returns its file."""
         files = {each: self.folder / f"{self.name}.{each}" for each in ("said", "gate")}
         told = {"name": self.name, "folder": self.folder} | files
         inside = self.folder / self.name / "DEBIAN"
@@ -87,18 +87,18 @@ class Package:
 
     @property
     def said(self) -> list[str]:
-        """The output of its configuration."""
+        """The output of the configuration."""
         written = self.folder / f"{self.name}.said"
         return written.read_text().split() if written.exists() else []
 
     def open_gate(self) -> None:
-        """Let its configuration continue."""
+        """Let the configuration continue."""
         (self.folder / f"{self.name}.gate").touch()
 
 
 @dataclass
 class Machine:
-    """A root of its own for apt and dpkg."""
+    """A separate root for apt and dpkg."""
 
     folder: Path
 
@@ -118,7 +118,7 @@ class Machine:
 
 @pytest.fixture
 def machine(folder: Path) -> Iterator[Machine]:
-    """Only Debian has these commands."""
+    """A machine; without Debian's commands the test is skipped."""
     if not (shutil.which("apt-get") and shutil.which("dpkg-deb")):
         pytest.skip("there is no apt-get on this machine, and so nothing that ./dev could install with it")
     root = folder / "root"
@@ -132,7 +132,7 @@ def machine(folder: Path) -> Iterator[Machine]:
 
 
 def policies() -> list[tuple[int, int]]:
-    """The machine's policy for services, as it is told from another one."""
+    """The inode and modification time of the machine's policy for services, if it has one."""
     try:
         found = POLICY.stat()
     except FileNotFoundError:
@@ -141,14 +141,14 @@ def policies() -> list[tuple[int, int]]:
 
 
 def ended(running: subprocess.Popen[str]) -> str:
-    """Wait for its successful end; returns its output."""
+    """Wait until the process has ended successfully; returns its output."""
     _, said = running.communicate(timeout=120)
     assert running.returncode == 0, said
     return said
 
 
 def test_a_package_is_installed_and_its_services_do_not_start(machine: Machine) -> None:
-    """The programs that would start them are replaced by `true`, only for this installation."""
+    """During the installation, `true` replaces the programs that would start them."""
     tiny, running = machine.package("rd-tiny")
     tiny.open_gate()
     said = ended(running)
@@ -158,7 +158,7 @@ def test_a_package_is_installed_and_its_services_do_not_start(machine: Machine) 
 
 
 def test_an_installation_that_is_killed_leaves_nothing_and_still_starts_nothing(machine: Machine) -> None:
-    """Apt goes on without the script that started it; the next installation waits for its end."""
+    """When the script is killed, apt goes on. The next installation waits for the end of apt."""
     first, killed = machine.package("rd-first")
     until(lambda: first.said == ["begun"], what="the first package to be configured")
     during = policies()
@@ -176,7 +176,7 @@ def test_an_installation_that_is_killed_leaves_nothing_and_still_starts_nothing(
 
 
 def test_two_at_once_install_one_after_the_other(machine: Machine) -> None:
-    """Apt alone would refuse the second."""
+    """The second waits; apt alone would refuse it."""
     first, running = machine.package("rd-first")
     until(lambda: first.said == ["begun"], what="the first package to be configured")
     second, waiting = machine.package("rd-second")
@@ -192,7 +192,7 @@ def test_two_at_once_install_one_after_the_other(machine: Machine) -> None:
 
 @pytest.fixture
 def without_chromium(folder: Path) -> Path:
-    """A folder with the machine's programs except the browser; its `apt-get` notes its arguments, and installs nothing."""
+    """A folder with the machine's programs, without a browser. Its `apt-get` notes its arguments and installs nothing."""
     programs = folder / "programs"
     programs.mkdir()
     for each in [path for place in ("/usr/bin", "/bin") for path in Path(place).iterdir()]:
@@ -206,7 +206,7 @@ def without_chromium(folder: Path) -> Path:
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root installs anything")
 @pytest.mark.parametrize("forbidden", ["", "1"])
 def test_what_is_missing_is_installed_unless_that_is_forbidden(folder: Path, without_chromium: Path, forbidden: str) -> None:
-    """`DEV_NO_INSTALL=1 ./dev test` goes on without the browser, and says so."""
+    """`DEV_NO_INSTALL=1 ./dev test` says what is missing, and goes on."""
     environment = {key: value for key, value in os.environ.items() if key != "CI" and not key.startswith("PYTEST")}
     environment |= {"PATH": str(without_chromium), "DEV_NO_INSTALL": forbidden}
     done = subprocess.run(
@@ -236,7 +236,7 @@ Building wheels for collected packages: pyspark
   Building wheel for pyspark (pyproject.toml): finished with status 'done'
 Installing collected packages: amqp
 """
-#: One package of three is for another system.
+#: The third package is for another system.
 STAGES = ("package 1 of 2, amqp", "package 2 of 2, click", "building pyspark", "unpacking 2 packages")
 
 
@@ -253,7 +253,7 @@ STAGES = ("package 1 of 2, amqp", "package 2 of 2, click", "building pyspark", "
     ],
 )
 def test_installing_says_how_far_it_is_and_errors_whole(printed: str, is_terminal: str, shown: list[str]) -> None:
-    """None of pip's other output is shown."""
+    """Other output of pip is not shown."""
     command = ["bash", "-c", f'{functions("progress")}\nprogress demo 3 "{is_terminal}"']
     done = subprocess.run(command, input=printed, capture_output=True, text=True, check=True, timeout=30)
     lines = done.stdout.splitlines()
@@ -272,7 +272,7 @@ exit 1
 
 @pytest.mark.parametrize("on_a_terminal", [True, False])
 def test_progress_is_shown_while_pip_still_works(folder: Path, *, on_a_terminal: bool) -> None:
-    """No program between pip and the reader waits for pip's end; an address is never shown."""
+    """No program between pip and the terminal waits for the end of pip. Addresses are never shown."""
     pip = folder / "venv" / "bin" / "python"
     pip.parent.mkdir(parents=True)
     pip.write_text(SLOW_PIP.format(folder=folder, gate=folder / "gate"))
@@ -292,7 +292,7 @@ def test_progress_is_shown_while_pip_still_works(folder: Path, *, on_a_terminal:
         finally:
             (folder / "gate").touch()
         assert running.wait(30) == 1
-    with contextlib.suppress(OSError):  # Linux reports the end of a terminal so
+    with contextlib.suppress(OSError):  # Linux reports the end of a terminal as this error
         while more := os.read(read, 4096):
             said += more
     os.close(read)

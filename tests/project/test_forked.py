@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from tests.support.running import Shop
 
-#: The app of a process that prints what it is, and then waits.
+#: The app of a process that prints its properties, and then waits.
 APP = """
 import json, os, sys
 from celery import Celery
@@ -31,7 +31,7 @@ open("said", "w").write(json.dumps(said)) and os.rename("said", "is-there")
 
 @pytest.fixture
 def run(tmp_path: Path) -> Callable[..., ForkedProcess]:
-    """Begins `celery` with these words, in a folder whose module `saying` is an app."""
+    """Starts `celery` with these arguments, in a folder whose module `saying` is an app."""
     (tmp_path / "saying.py").write_text(APP)
 
     def begin(*words: str, **variables: str) -> ForkedProcess:
@@ -42,19 +42,19 @@ def run(tmp_path: Path) -> Callable[..., ForkedProcess]:
 
 
 def test_it_has_what_it_was_given_and_nothing_of_another(run: Callable[..., ForkedProcess], tmp_path: Path) -> None:
-    """Its arguments, its variables, its folder, its log; no pipe of the process that forked it."""
+    """It has its own arguments, variables, folder and log, and no pipe of the process that forked it."""
     first = run("report", SHOP_MINE="first")
     assert first.wait(30) == 0
     said = (tmp_path / "is-there").read_text()
     assert '"argv": ["-A", "saying", "report"], "mine": "first"' in said
-    assert f'"cwd": "{tmp_path}", "session": {first.pid}, "open": ["0", "1", "2", "3"]' in said  # the last is the listing's
+    assert f'"cwd": "{tmp_path}", "session": {first.pid}, "open": ["0", "1", "2", "3"]' in said  # the last one is the listing's
     assert "software -> celery" in (tmp_path / "log").read_text()
     assert run("report").wait(30) == 0
     assert '"mine": null' in (tmp_path / "is-there").read_text()
 
 
 def test_its_end_is_told_as_a_childs_is(run: Callable[..., ForkedProcess], tmp_path: Path) -> None:
-    """An exit code, or minus a signal; its id stays reserved until the end is read, so no other process is killed."""
+    """An exit code, or minus a signal. Its id stays reserved until the end is read, so that no other process is killed."""
     assert run("no-such-command").wait(30) == 2
     worker = run("worker", "-P", "solo", "--without-gossip", "--without-mingle")
     until((tmp_path / "is-there").exists)
@@ -63,13 +63,13 @@ def test_its_end_is_told_as_a_childs_is(run: Callable[..., ForkedProcess], tmp_p
         worker.wait(0.01)
     os.killpg(worker.pid, signal.SIGKILL)
     until(worker.has_ended.is_set)
-    os.killpg(worker.pid, signal.SIGKILL)  # it is still there
+    os.killpg(worker.pid, signal.SIGKILL)  # the id is still reserved
     assert (worker.wait(), worker.poll(), worker.returncode) == (-signal.SIGKILL,) * 3
     worker.kill()
 
 
 def test_it_says_where_its_threads_and_its_childrens_are_and_goes_on(shop: Callable[..., Shop]) -> None:
-    """In the loop, in the task, and while it waits for one; a failing test shows the log."""
+    """In the event loop, in the task, and while it waits for a task. A failing test shows the log."""
     here = shop()
     worker = here.start(concurrency=2)
     gate = here.folder / "gate"

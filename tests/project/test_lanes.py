@@ -1,4 +1,4 @@
-"""The lanes of tests: what the quick lane leaves out, that it reports this, and how a full run is repeated."""
+"""The two lanes of tests: the quick lane says what it leaves out, and a full run can be repeated."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ SPREAD = ("-p", "xdist", "-n", "2", "--dist", "loadgroup")
 
 @pytest.fixture
 def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
-    """A project with the lanes of this one."""
-    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # a process of its own takes long to start
+    """A project with the same lanes."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # a new process takes long to start
     monkeypatch.delenv("TESTS_SEED")
     own = (ROOT / "conftest.py").read_text()
     pytester.makeconftest(own.replace("from tests", f"import sys\nsys.path.insert(0, {str(ROOT)!r})\nfrom tests", 1))
@@ -55,13 +55,13 @@ def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.
 
 
 def run(suite: pytest.Pytester, *words: str) -> pytest.RunResult:
-    """Run it, with Hypothesis."""
+    """Run the suite with Hypothesis."""
     return suite.runpytest_subprocess("-p", "_hypothesis_pytestplugin", "-p", "no:cacheprovider", "-s", "-v", *words)
 
 
 @pytest.mark.parametrize("how", [(), SPREAD], ids=["one-process", "spread"])
 def test_the_quick_lane_leaves_out_what_is_marked_and_says_how_many(suite: pytest.Pytester, how: tuple[str, ...]) -> None:
-    """Whole tests and single parameters; a user must see that tests were left out."""
+    """Whole tests and single parameters. The output says that tests were left out."""
     done = run(suite, *how)
     done.assert_outcomes(passed=3, deselected=None if how else 3)
     done.stdout.fnmatch_lines(["3 tests are in the full lane only: ./dev test --full"])
@@ -69,7 +69,7 @@ def test_the_quick_lane_leaves_out_what_is_marked_and_says_how_many(suite: pytes
 
 @pytest.mark.parametrize("how", [(), SPREAD], ids=["one-process", "spread"])
 def test_the_full_lane_runs_all_and_prints_its_seed(suite: pytest.Pytester, how: tuple[str, ...]) -> None:
-    """The command that draws the same values again is at the end of the output."""
+    """The end of the output has the command that draws the same values again."""
     done = run(suite, "--full", *how)
     done.assert_outcomes(passed=6)
     assert "full lane only" not in done.stdout.str()
@@ -81,17 +81,17 @@ def test_the_full_lane_runs_all_and_prints_its_seed(suite: pytest.Pytester, how:
     [("::test_storm", 1, 0), ("::test_each", 3, 0), ("::test_each[solo]", 1, 0), ("", 3, 3)],
 )
 def test_a_test_that_is_named_runs_in_either_lane(suite: pytest.Pytester, name: str, ran: int, left_out: int) -> None:
-    """By its own ID or its function's; a file is not enough."""
+    """Named by its own ID or that of its function. The name of a file is not enough."""
     run(suite, f"suite/test_it.py{name}").assert_outcomes(passed=ran, deselected=left_out)
 
 
 def told(done: pytest.RunResult) -> list[str]:
-    """The seed, and the drawn values."""
+    """The seed and the drawn values of a run."""
     return re.findall(r"(?:seed|drawn) (-?\d+)$", done.stdout.str(), re.MULTILINE)
 
 
 def test_a_quick_run_draws_the_same_and_a_full_one_something_new_that_can_be_repeated(suite: pytest.Pytester) -> None:
-    """So a failure can be reproduced."""
+    """The printed seed repeats a full run."""
     assert told(run(suite)) == told(run(suite))
     first, second = run(suite, "--full"), run(suite, "--full")
     assert told(first) != told(second)
@@ -101,7 +101,7 @@ def test_a_quick_run_draws_the_same_and_a_full_one_something_new_that_can_be_rep
 
 
 def test_slow_tests_are_started_first(suite: pytest.Pytester) -> None:
-    """So none of them runs alone at the end."""
+    """So no slow test runs alone at the end."""
     done = run(suite, "-p", "xdist", "-n", "1", "--dist", "loadgroup")
     assert re.findall(r"PASSED.*::(test_\w+)", done.stdout.str())[0] == "test_late"
 
@@ -126,7 +126,7 @@ def test_few_more():
 
 
 def test_a_group_with_slow_tests_is_started_before_a_larger_one(suite: pytest.Pytester) -> None:
-    """All tests of a group count together, and a slow one counts as many; otherwise the slow ones would end last."""
+    """The weights of a group's tests are added, and a slow test weighs as much as many others. So slow tests do not end last."""
     (suite.path / "suite" / "test_later.py").write_text(GROUPS)
     done = run(suite, "-p", "xdist", "-n", "1", "--dist", "loadgroup")
     names = re.findall(r"PASSED.*::(test_\w+)", done.stdout.str())
@@ -135,7 +135,7 @@ def test_a_group_with_slow_tests_is_started_before_a_larger_one(suite: pytest.Py
 
 
 def test_parameters_keep_their_ids_and_marks() -> None:
-    """Only the lane is added."""
+    """Only the mark of the lane is added."""
     grouped = pytest.param("a", marks=pytest.mark.xdist_group("g"), id="one")
     first, second, third = first_quick([grouped, grouped, ("b", 1)])
     assert first is grouped

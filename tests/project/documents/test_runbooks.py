@@ -1,6 +1,6 @@
-"""The runbooks of `docs/runbooks/` are run on real brokers, and their screens compared with what the pages show.
+"""The runbooks of `docs/runbooks/` are run on real brokers, and their screens are compared with the pages.
 
-`./dev follow --write docs/runbooks/NAME.md` writes the screens anew.
+`./dev follow --write docs/runbooks/NAME.md` writes the screens again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ RUNBOOKS = [each for each in BROKERS if each.startswith("docs/runbooks/")]
     ],
 )
 def test_a_runbook_shows_what_its_commands_print(name: str) -> None:
-    """Each command ends with 0, and its screen equals the one below it, except for ids, times and sizes."""
+    """Each command ends with 0 and prints the screen below it, except for ids, times and sizes."""
     if BROKERS[name] == "rabbitmq":
         need_rabbit()
     with shell_of(name) as shell:
@@ -37,11 +37,11 @@ def test_a_runbook_shows_what_its_commands_print(name: str) -> None:
 
 
 def test_each_runbook_is_run() -> None:
-    """All pages of the folder run; only the list of them is an exception."""
+    """All pages of the folder except the list of them."""
     assert sorted(RUNBOOKS) == sorted(f"docs/runbooks/{each.name}" for each in FOLDER.glob("*.md") if each.name != "README.md")
 
 
 def test_the_list_names_each_runbook() -> None:
-    """An operator who is called at night looks there."""
+    """An operator who is called at night begins there."""
     text = (FOLDER / "README.md").read_text()
     assert [each for each in RUNBOOKS if f"]({Path(each).name})" not in text] == []

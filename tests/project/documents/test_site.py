@@ -1,4 +1,4 @@
-"""The site of the documents, as `./dev docs` builds it: its pages, and that it uses no other host."""
+"""The site that `./dev docs` builds: it has all pages and loads nothing from other hosts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["browser"]
 
-#: JavaScript that opens the search, finds its field, and reads the addresses of its results.
+#: JavaScript that opens the search, finds its field, and reads the addresses of the results.
 OPENED = "[...document.querySelectorAll('*')].map(each => each.shadowRoot).find(each => each?.querySelector('[role=combobox]'))"
 INPUT = f"{OPENED}?.querySelector('[role=combobox]')"
 FOUND = f"[...({OPENED}?.querySelectorAll('[role=listbox] a[role=option]') ?? [])].map(each => each.href)"
@@ -33,7 +33,7 @@ CONFIGURATION = tomllib.loads((ROOT / "docs" / "zensical.toml").read_text())["pr
 
 
 def navigation(entries: list[Any]) -> Iterator[str]:
-    """The pages that the navigation leads to."""
+    """The pages in the navigation."""
     for entry in entries:
         for target in entry.values():
             if isinstance(target, str):
@@ -43,12 +43,12 @@ def navigation(entries: list[Any]) -> Iterator[str]:
 
 
 def test_the_navigation_has_every_page_once() -> None:
-    """Readers do not find a page that is missing there; the build finds an entry without a page."""
+    """Readers do not find a page that is not in it. The build finds an entry without a page."""
     assert sorted(navigation(CONFIGURATION["nav"])) == sorted(str(page) for page in pages() if page.suffix == ".md")
 
 
 def test_the_theme_fetches_no_font() -> None:
-    """By default it asks another host for fonts."""
+    """By default the theme loads fonts from another host."""
     assert CONFIGURATION["theme"]["font"] is False
 
 
@@ -68,7 +68,7 @@ def test_a_page_that_asks_another_host_is_found(tmp_path: Path, head: str) -> No
 
 
 def test_a_page_that_only_links_to_another_host_is_not(tmp_path: Path) -> None:
-    """A link is only followed by a reader."""
+    """A browser loads the target of a link only when a reader follows it."""
     (tmp_path / "index.html").write_text(
         '<link rel="canonical" href="https://here.example/"><script src="x.js"></script><a href="https://elsewhere.example/">there</a>'
     )
@@ -76,7 +76,7 @@ def test_a_page_that_only_links_to_another_host_is_not(tmp_path: Path) -> None:
 
 
 def built(folder: Path, *items: dict[str, str]) -> Path:
-    """A site with these search items, a script, and each wanted page."""
+    """Write a site with these search items, a script, and each wanted page."""
     script = folder / "assets" / "search.js"
     script.parent.mkdir()
     script.touch()
@@ -89,13 +89,13 @@ def built(folder: Path, *items: dict[str, str]) -> Path:
 
 
 def items() -> list[dict[str, str]]:
-    """The wanted words, each where it must be found: in a title or a text, on a page or a part of it."""
+    """A search item for each wanted word: in a title or a text, of a page or a part of it."""
     first = {"location": "", "title": "redelivery", "text": ""}
     return [first, *({"location": f"{page}#there", "title": words, "text": f"<p>{words}</p>"} for words, page in SOUGHT.items())]
 
 
 def test_a_search_that_finds_each_page_is_sound(tmp_path: Path) -> None:
-    """The index splits words: the name of a setting has several words."""
+    """The index splits the name of a setting into several words."""
     told = [each | {"title": each["title"].replace(" ", "_"), "text": ""} for each in items()]
     assert list(not_found(built(tmp_path, *told))) == []
 
@@ -114,7 +114,7 @@ def test_what_the_search_does_not_find_is_named(tmp_path: Path) -> None:
 
 @pytest.fixture
 def site() -> Iterator[str]:
-    """The address of the built site on the loopback; it is built if it is not there."""
+    """The address of the built site on the loopback. It is built if it is missing."""
     if not (ROOT / ".site" / "html" / "index.html").exists():
         subprocess.run([str(ROOT / "dev"), "docs"], check=True, timeout=600)
     handler = functools.partial(_Quiet, directory=str(ROOT / ".site" / "html"))
@@ -125,16 +125,16 @@ def site() -> Iterator[str]:
 
 
 class _Quiet(SimpleHTTPRequestHandler):
-    """Serves files, and logs none."""
+    """Serves files without a log."""
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - its parent's name
-        """Nothing."""
+        """Log nothing."""
 
 
 @pytest.mark.full
 @pytest.mark.timeout(900)
 def test_the_search_leads_to_each_page_in_a_browser(browser: Browser, site: str) -> None:
-    """As a reader does: open it, type, and find the page among the results. No other host is asked."""
+    """Open the search, type, and find the page among the results. No other host is asked."""
     shown = browser.open(site)
     for words, page in SOUGHT.items():
         browser.open(site)
@@ -156,14 +156,14 @@ def test_the_reference_of_the_commands_is_what_the_code_says() -> None:
 
 
 def test_the_reference_of_the_commands_leads_to_every_screen() -> None:
-    """Except those of errors, of which it names only a few."""
+    """Of the screens of errors it names only a few."""
     text = (ROOT / "docs" / "commands.md").read_text()
     led_to = set(re.findall(r"\(screens/([\w-]+)\.txt\)", text))
     assert {name for name in SCREENS if name != "help" and not name.startswith("error-")} <= led_to <= set(SCREENS)
 
 
 def test_the_page_of_the_python_names_has_all_of_them() -> None:
-    """All exports of `redelivery` are on it, and are documented there."""
+    """The page has all exports of `redelivery`, with their documentation."""
     import redelivery  # noqa: PLC0415 - its names are the test's subject
 
     text = (ROOT / "docs" / "api.md").read_text()
@@ -172,7 +172,7 @@ def test_the_page_of_the_python_names_has_all_of_them() -> None:
 
 
 def test_each_name_of_the_python_page_is_introduced() -> None:
-    """In the repository the page has no docstrings, so each place where the site inserts one has a sentence above it."""
+    """In the repository the page has no docstrings, so a sentence stands above each place where the site inserts one."""
     text = (ROOT / "docs" / "api.md").read_text()
     above = re.findall(r"^(.*)\n\n::: \S+$", text, re.MULTILINE)
     assert len(above) == len(re.findall(r"^::: ", text, re.MULTILINE))

@@ -1,4 +1,4 @@
-"""The walkthrough: how the blocks of a document are read, run, compared and written again."""
+"""The walkthrough: it reads, runs, compares and rewrites the blocks of a document."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def here() -> Iterator[Shell]:
-    """A shell in a home of its own."""
+    """A shell with its own home."""
     with shell() as opened:
         yield opened
 
 
 @pytest.fixture
 def scratch(tmp_path: Path) -> Iterator[Shell]:
-    """A shell in a scratch folder, with the view of the runbooks."""
+    """A shell in a temporary folder, which shows screens as the runbooks do."""
     opened = Shell(tmp_path, {"PATH": "/usr/bin:/bin"}, VIEW)
     yield opened
     opened.close()
 
 
 def test_what_is_printed_is_compared(here: Shell) -> None:
-    """Ids, times, durations and widths may differ; a word may not."""
+    """Ids, times, durations and widths may differ, and words may not."""
     said = "id 00000000-0000-4000-8000-000000000000  died 3.1s ago  at 2026-01-01 00:00:00Z"
     text = f"```console\n$ echo '{said}'\nid 11111111-1111-4111-8111-111111111111 died 12s ago at 2025-12-31 10:00:00Z\n```\n"
     assert follow(text, here)[0] == text
@@ -43,14 +43,14 @@ def test_what_is_printed_is_compared(here: Shell) -> None:
 
 
 def test_a_cell_may_be_cut_elsewhere() -> None:
-    """Its visible length depends on the width of its neighbours."""
+    """The length of its text depends on the width of the other columns."""
     cut = Command("dlq causes", ["1  ConnectionError: th…  celery"], "1  ConnectionError: the ba…  celery\n")
     assert cut.is_as_said()
     assert not Command("dlq causes", cut.expected, "1  TypeError: the ba…  celery\n").is_as_said()
 
 
 def test_an_export_may_cross_a_full_hour() -> None:
-    """It then writes two files; more than two cannot come from a run of minutes."""
+    """Then it writes two files. A run of some minutes cannot write more."""
     said = Command("export", ["3 events written to books in 1 file."], "3 events written to books in 2 files.\n")
     assert said.is_as_said()
     assert not Command("export", said.expected, "3 events written to books in 3 files.\n").is_as_said()
@@ -58,14 +58,14 @@ def test_an_export_may_cross_a_full_hour() -> None:
 
 
 def test_what_is_printed_is_written(here: Shell) -> None:
-    """All output of one run is written; a block with an ellipsis stays, and the rest of the page is not touched."""
+    """The output of one run is written. A block with an ellipsis and the rest of the page stay."""
     text = "Before.\n\n```console\n$ echo one\n$ echo took 3 s\ntook 2 s\n$ echo two 7\ntwo …\n$ echo two\nthree\n```\n\nAfter.\n"
     new, _ = follow(text, here, write=True)
     assert new == text.replace("echo one\n", "echo one\none\n").replace("took 2 s", "took 3 s").replace("three", "two")
 
 
 def test_an_ellipsis_stands_for_anything(here: Shell) -> None:
-    """As a line it stands for lines, as a word for words; a block with such a line is not written again."""
+    """As a line it stands for any lines, in a line for any words. A block with such a line is not rewritten."""
     text = "```console\n$ printf 'a\\nb\\nc d e\\n'\n…\nc … e\n```\n"
     follow(text, here)
     with pytest.raises(Deviation):
@@ -73,7 +73,7 @@ def test_an_ellipsis_stands_for_anything(here: Shell) -> None:
 
 
 def test_files_are_written_where_the_shell_is_and_conditions_are_waited_for(here: Shell) -> None:
-    """A file, an addition to it, a background process, and the port that stands for a free one."""
+    """A file, an addition to it, a background process, and a port that is replaced by a free one."""
     parts = [
         "```console\n$ mkdir ~/shop && cd ~/shop\n```",
         "```python\n# a.py\nprint(1)\n```",
@@ -96,19 +96,19 @@ def test_files_are_written_where_the_shell_is_and_conditions_are_waited_for(here
     ],
 )
 def test_what_cannot_be_done_is_named(here: Shell, text: str, why: str) -> None:
-    """A command that fails, a shell that ends, a block of an unknown kind."""
+    """The error names a command that fails, a shell that ends, or a block of an unknown kind."""
     with pytest.raises(Deviation, match=why):
         follow(text, here)
 
 
 def test_what_others_run_and_what_is_installed_already_is_left_out(here: Shell) -> None:
-    """Only a bare machine installs; a block that names its test is left to that test."""
+    """Installations run only on a bare machine. A block that names its test is left to that test."""
     text = "<!-- run by .ci/run -->\n```console\n$ false\n```\n```console\n$ pip install no-such-thing\n```\n"
     assert follow(text, here)[0] == text
 
 
 def test_the_command_says_which_document_deviates(capsys: pytest.CaptureFixture[str], here: Shell) -> None:
-    """Exit code 1, and the name."""
+    """It prints the name and ends with 1."""
     path = here.folder.parent / "wrong.md"
     path.write_text("```console\n$ echo right\nwrong\n```\n")
     assert main([str(path)]) == 1
@@ -142,7 +142,7 @@ $ ./dev demo    # kills; then a check
 def test_what_others_ran_is_compared(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], here: Shell, printed: str, code: int
 ) -> None:
-    """The output of the other run comes on standard input, and nothing is run."""
+    """The output of another run comes on standard input, and no command runs."""
     path = here.folder.parent / "demo.md"
     path.write_text(DEMO)
     monkeypatch.setattr("sys.stdin", io.StringIO(printed))
@@ -151,7 +151,7 @@ def test_what_others_ran_is_compared(
 
 
 def test_what_others_ran_must_stand_in_the_document(here: Shell, capsys: pytest.CaptureFixture[str]) -> None:
-    """Otherwise nothing would be compared."""
+    """A document without that command is an error, because nothing would be compared."""
     path = here.folder.parent / "demo.md"
     path.write_text(DEMO)
     with pytest.MonkeyPatch.context() as patch:
@@ -179,7 +179,7 @@ exit code 1
 
 
 def test_on_a_bare_machine_a_clone_is_followed_with_pythons_own_modules_alone(tmp_path: Path) -> None:
-    """In an environment that the document creates, with all blocks. The output has the time of each command."""
+    """All blocks run, in an environment that the document creates. The output has the time of each command."""
     (tmp_path / "bare.md").write_text(BARE)
     command = [sys.executable, "-S", "-m", "tests.support.documents.walkthrough", "--bare", str(tmp_path / "bare.md")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
@@ -191,7 +191,7 @@ def test_on_a_bare_machine_a_clone_is_followed_with_pythons_own_modules_alone(tm
 
 
 def test_colours_are_kept_for_the_picture_alone() -> None:
-    """A document has none."""
+    """The document has no colours."""
     assert Command("dlq list", printed="\x1b[1;31mlost\x1b[0m  1  \n").shown == ["lost  1"]
 
 
@@ -220,7 +220,7 @@ raise RuntimeError
 
 
 def test_a_page_is_played_in_its_order(scratch: Shell) -> None:
-    """Files are written, hidden commands run, and stderr is included; only changed screens are written again."""
+    """Files are written, hidden commands run, and screens include stderr. Only changed screens are rewritten."""
     new, done = follow(PAGE, scratch, write=True)
     assert new == PAGE.replace("three\n", "two\n")
     assert [each.shown for each in done] == [["hidden"], ["one", "two"], ["exit code 1"]]
@@ -229,19 +229,19 @@ def test_a_page_is_played_in_its_order(scratch: Shell) -> None:
 
 
 def test_what_is_never_run_must_be_python(scratch: Shell) -> None:
-    """Such a block is compiled."""
+    """Such a block is only compiled."""
     with pytest.raises(SyntaxError):
         follow("```python\n# never run: a part\ndef\n```\n", scratch)
 
 
 def test_progress_is_no_part_of_a_screen(scratch: Shell) -> None:
-    """A line that was overwritten, as on a slow machine, is left out."""
+    """A line that is overwritten (on a slow machine) is left out."""
     text = "```console\n$ printf '\\r\\033[K1 of 2\\r\\033[K2 of 2\\ndone\\n'\ndone\n```\n"
     assert follow(text, scratch)[0] == text
 
 
 def test_a_command_that_fails_fails_the_page(scratch: Shell) -> None:
-    """The error has its exit code and its output."""
+    """The error has the exit code and the output of the command."""
     with pytest.raises(Deviation, match=re.compile(r"ls nowhere ended with 2:.*No such file", re.DOTALL)):
         follow("```console\n$ ls nowhere\n```\n", scratch)
 
@@ -259,7 +259,7 @@ def test_a_command_that_fails_fails_the_page(scratch: Shell) -> None:
     ],
 )
 def test_what_changes_from_run_to_run_is_not_compared(printed: str, said: str) -> None:
-    """Ids, times, ages, column widths, and what `…` stands for."""
+    """Ids, times, ages, column widths, and any text for `…`."""
     assert Command("x", said.splitlines(), printed).is_as_said(VIEW)
 
 
@@ -275,5 +275,5 @@ def test_what_changes_from_run_to_run_is_not_compared(printed: str, said: str) -
     ],
 )
 def test_what_is_another_screen_is_found(printed: str, said: str) -> None:
-    """Words, numbers and lines count."""
+    """Other words, numbers or lines are a difference."""
     assert not Command("x", said.splitlines(), printed).is_as_said(VIEW)

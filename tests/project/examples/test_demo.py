@@ -1,7 +1,6 @@
-"""The demo on RabbitMQ: the same application as on Redis with another URL; and its message if there is no RabbitMQ.
+"""The demo on RabbitMQ, and its message if RabbitMQ is missing.
 
-`.ci/run` runs it on Redis, where it balances; here it runs on RabbitMQ, and a message is deleted by hand, as
-examples/webhooks/README.md says.
+`.ci/run` runs it on Redis, where the books balance. Here a message is deleted by hand, as examples/webhooks/README.md says.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from webhooks.rabbit_node import MISSING, is_installed
 from tests.support.page.web_page import Visitor
 from tests.support.running import ROOT
 
-#: It starts Spark, a broker, and two workers.
+#: The demo starts Spark, a broker, and two workers.
 pytestmark = [pytest.mark.xdist_group("spark-apart"), pytest.mark.timeout(1800)]
 
 
@@ -37,7 +36,7 @@ def demo(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.full
 @pytest.mark.slow
 def test_the_demo_on_rabbitmq_names_the_message_that_was_deleted_and_no_other() -> None:
-    """Workers are killed and dead letters redriven; the books miss the one message that was deleted by hand, and name it."""
+    """Workers are killed and dead letters redriven. The books name only the message that was deleted by hand."""
     done = demo("--sabotage", "--json")
     assert done.returncode == 1, done.stderr
     account = json.loads(done.stdout)
@@ -55,7 +54,7 @@ def test_the_demo_on_rabbitmq_names_the_message_that_was_deleted_and_no_other() 
 @pytest.mark.full
 @pytest.mark.slow
 def test_the_demo_ends_with_the_page_of_what_it_did() -> None:
-    """The books on it are those of the run; a signal ends the page, the broker and the demo."""
+    """The page has the books of the run. A signal ends the page, the broker and the demo."""
     command = [sys.executable, "examples/webhooks/run.py", "--count", "40", "--web"]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -76,7 +75,7 @@ def test_the_demo_ends_with_the_page_of_what_it_did() -> None:
 
 
 def test_the_demo_says_what_to_install_where_there_is_no_rabbitmq(tmp_path: Path) -> None:
-    """One line, exit code 2, and nothing is left behind."""
+    """It prints one line, ends with 2, and leaves nothing behind."""
     done = demo(PATH=str(tmp_path), TMPDIR=str(tmp_path))
     assert done.returncode == 2, done.stderr
     assert done.stdout.splitlines()[-1].endswith(f"the demo could not run: {MISSING}")
@@ -86,7 +85,7 @@ def test_the_demo_says_what_to_install_where_there_is_no_rabbitmq(tmp_path: Path
 
 @pytest.mark.parametrize("count", ["0", "-1", "abc", "1.5", ""])
 def test_a_count_that_is_no_number_of_webhooks_is_refused(count: str) -> None:
-    """The error has what was given, and no name of the program's code."""
+    """The error has the given value, and no name from the code."""
     done = demo("--count", count)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.endswith(f"argument --count: {count!r} is not a number of webhooks: give 1 or more\n")

@@ -1,4 +1,4 @@
-"""The examples' own suites pass as their users run them: in the example's folder, with nothing but pytest."""
+"""The examples' own suites pass as users run them: in the folder of the example, with pytest alone."""
 
 from __future__ import annotations
 

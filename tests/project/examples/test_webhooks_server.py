@@ -23,7 +23,7 @@ SEED = 7
 
 
 def named(scenario: Scenario, spoilt: int = 1) -> str:
-    """An id that meets this scenario."""
+    """An id with this scenario."""
     wanted = Treatment(scenario, 0 if scenario is Scenario.ACCEPT else spoilt)
     return next(name for number in range(10_000) if treatment_of(SEED, name := f"webhook-{number}") == wanted)
 
@@ -44,20 +44,20 @@ def post(url: str, webhook_id: str, *, secret: bytes = SECRET, at: int | None = 
 
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
-    """Where the receiver writes its journal."""
+    """The file of the receiver's journal."""
     return tmp_path / "receiver.jsonl"
 
 
 @pytest.fixture
 def receiver(log: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
-    """A running receiver whose silence is short."""
+    """A running receiver, with a short time for the scenario `silent`."""
     monkeypatch.setattr(server, "SILENCE", 0.1)
     with Receiver(log, seed=SEED, secret=SECRET) as running:
         yield running
 
 
 def test_good_webhook_is_processed_once_however_often_it_comes(receiver: Receiver, log: Path) -> None:
-    """The repeat gets a good answer, is recorded as repeated, and is not processed again."""
+    """A repeat is answered with 200, recorded as repeated, and not processed again."""
     name = named(Scenario.ACCEPT)
     assert [post(receiver.url, name)[0] for _ in range(2)] == [200, 200]
     assert [(line.number, line.processed, line.repeated) for line in journal.read(log)] == [(1, True, False), (2, False, True)]
@@ -65,7 +65,7 @@ def test_good_webhook_is_processed_once_however_often_it_comes(receiver: Receive
 
 @pytest.mark.parametrize("offence", ["secret", "age"])
 def test_wrong_signature_is_refused_and_not_recorded(receiver: Receiver, log: Path, offence: str) -> None:
-    """A body signed with another secret, or long ago, is answered 401."""
+    """A body that was signed with another secret, or long ago, is answered with 401."""
     secret = b"another" if offence == "secret" else SECRET
     at = int(time.time()) - signature.TOLERANCE - 5 if offence == "age" else None
     assert post(receiver.url, "webhook-1", secret=secret, at=at)[0] == 401
@@ -73,7 +73,7 @@ def test_wrong_signature_is_refused_and_not_recorded(receiver: Receiver, log: Pa
 
 
 def test_busy_endpoint_says_when_to_come_back(receiver: Receiver) -> None:
-    """503 with Retry-After for as many tries as the treatment spoils, then 200."""
+    """503 with Retry-After for the number of tries that the treatment spoils, then 200."""
     name = named(Scenario.BUSY, spoilt=2)
     answers = [post(receiver.url, name) for _ in range(3)]
     assert [status for status, _, _ in answers] == [503, 503, 200]
@@ -82,7 +82,7 @@ def test_busy_endpoint_says_when_to_come_back(receiver: Receiver) -> None:
 
 @pytest.mark.parametrize("scenario", [Scenario.RESET, Scenario.SILENT, Scenario.REPLY_LOST])
 def test_spoilt_connection_is_reset_and_then_served(receiver: Receiver, log: Path, scenario: Scenario) -> None:
-    """The connection is reset, not closed; work done before a lost reply is not repeated."""
+    """The connection is reset, not closed. Work that was done before a lost reply is not repeated."""
     name = named(scenario)
     with pytest.raises(ConnectionResetError):
         post(receiver.url, name)
@@ -93,12 +93,12 @@ def test_spoilt_connection_is_reset_and_then_served(receiver: Receiver, log: Pat
 
 @pytest.mark.parametrize(("scenario", "status"), [(Scenario.GONE, 410), (Scenario.REFUSED, 422)])
 def test_permanent_refusal_stays(receiver: Receiver, scenario: Scenario, status: int) -> None:
-    """No number of tries changes a permanent answer."""
+    """A permanent answer stays the same at each try."""
     assert {post(receiver.url, named(scenario))[0] for _ in range(4)} == {status}
 
 
 def test_broken_endpoint_works_after_its_repair(receiver: Receiver, log: Path) -> None:
-    """500 on every try until the operator repairs it."""
+    """Each try is answered with 500 until the operator repairs the endpoint."""
     name = named(Scenario.BROKEN)
     before = [post(receiver.url, name)[0] for _ in range(4)]
     connection = http.client.HTTPConnection(urlsplit(receiver.url).netloc, timeout=5)
@@ -110,13 +110,13 @@ def test_broken_endpoint_works_after_its_repair(receiver: Receiver, log: Path) -
 
 
 def test_slow_body_arrives_whole(receiver: Receiver) -> None:
-    """The pieces add up to what Content-Length says."""
+    """The length of all pieces is the Content-Length."""
     status, headers, body = post(receiver.url, named(Scenario.SLOW))
     assert (status, len(body)) == (200, int(headers["Content-Length"]))
 
 
 def test_plan_is_repeatable_and_meets_every_scenario() -> None:
-    """The same seed gives the same plan, with one poison; another seed gives another."""
+    """The same seed gives the same plan, with one poison. Another seed gives another plan."""
     webhooks = plan(500, SEED)
     assert webhooks == plan(500, SEED)
     assert webhooks != plan(500, SEED + 1)
@@ -145,7 +145,7 @@ SUCCESS = [event("w", "published", 1), event("w", "succeeded", 2, attempt=1)]
 
 
 def test_account_agrees_when_both_sides_do() -> None:
-    """A first-time success that the receiver processed once."""
+    """For a success at the first attempt that the receiver processed once."""
     account = account_of(GOOD, SUCCESS, [line("w", 1, processed=True)])
     assert (account.published, account.first_time, account.lost, account.disagreements) == (1, 1, 0, [])
 
@@ -167,7 +167,7 @@ def test_account_names_what_differs(webhook: Webhook, events: list[dict[str, Any
 
 
 def test_repeat_that_the_books_know_is_no_disagreement() -> None:
-    """A worker was killed between the receiver's answer and the acknowledgement: the books know that."""
+    """A worker was killed between the receiver's answer and the acknowledgement, and the books say so."""
     events = [
         SUCCESS[0],
         event("w", "redelivery_scheduled", 2, reason="worker_lost", attempt=1),
@@ -178,13 +178,13 @@ def test_repeat_that_the_books_know_is_no_disagreement() -> None:
 
 
 def test_lost_webhook_is_named() -> None:
-    """The verdict of the books is carried into the account, with the id."""
+    """The account has the verdict of the books, with the id."""
     account = account_of(GOOD, SUCCESS[:1], [], verdict="lost")
     assert (account.lost, account.lost_ids, account.succeeded) == (1, ["w"], 0)
 
 
 def test_redriven_webhook_counts_by_its_last_life() -> None:
-    """It died once, was redriven and then succeeded: a success, and still one death by its reason."""
+    """It died once, was redriven and succeeded: it counts as a success, and its death counts, too."""
     events = [
         SUCCESS[0],
         event("w", "dead_lettered", 2, reason="exhausted", attempt=5),
@@ -218,7 +218,7 @@ TWICE = [
 def test_an_end_that_a_crash_doubled_is_forgiven_where_the_books_name_it(
     events: list[dict[str, Any]], verdict: str, may_repeat: bool, forgiven: bool
 ) -> None:
-    """Only on RabbitMQ, with the crash among the events, and if nothing else is wrong."""
+    """Only on RabbitMQ, if the events have the crash, and if nothing else is wrong."""
     lines = [line("w", 1, processed=True), line("w", 2, repeated=True)]
     account = balance([GOOD], events, [{"task_id": "w", "verdict": verdict}], lines, may_repeat=may_repeat)
     assert account.only_doubled is forgiven

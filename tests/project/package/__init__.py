@@ -1,1 +1,1 @@
-"""Tests of what a user installs, types and imports."""
+"""Tests of the package as users install, type and import it."""

@@ -1,4 +1,4 @@
-"""The layers: `./dev lint` refuses an import in the wrong direction, from every layer."""
+"""The layers: `./dev lint` refuses imports in the wrong direction, from every layer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[3]
 ROOMS = ("middleware", "workers", "settings")
-#: A module, an import that it must not have, and the contract that refuses it.
+#: A module, an import that is refused in it, and the contract that refuses it.
 WRONG = [
     ("redelivery/errors.py", "from redelivery.settings import names", "The packages"),
     ("redelivery/lazily.py", "from redelivery.settings import names", "The packages"),
@@ -78,7 +78,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def lint(tree: Path) -> tuple[int, str]:
-    """The exit code of `lint-imports`, and what it says."""
+    """The exit code and the output of `lint-imports`."""
     command = [str(Path(sys.executable).with_name("lint-imports"))]
     environment = {**os.environ, "PYTHONPATH": str(tree)}
     done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, timeout=120, check=False)
@@ -86,14 +86,14 @@ def lint(tree: Path) -> tuple[int, str]:
 
 
 def test_the_layers_are_kept(tree: Path) -> None:
-    """Also for imports for type checkers, and imports inside functions."""
+    """Imports for type checkers, and imports inside functions, count too."""
     code, said = lint(tree)
     assert code == 0, said
 
 
 @pytest.mark.parametrize(("module", "line", "contract"), WRONG, ids=[f"{module}: {line}" for module, line, _ in WRONG])
 def test_an_import_that_points_the_wrong_way_is_refused(tree: Path, module: str, line: str, contract: str) -> None:
-    """Even if only a type checker sees it."""
+    """Also an import that only a type checker sees."""
     path = tree / module
     kept = path.read_text()
     try:
@@ -106,21 +106,21 @@ def test_an_import_that_points_the_wrong_way_is_refused(tree: Path, module: str,
 
 
 def imports(path: Path) -> Iterator[ast.Import | ast.ImportFrom]:
-    """All imports of a file, at any depth."""
+    """All imports of a file, also inside functions."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import | ast.ImportFrom):
             yield node
 
 
 def absolute(node: ast.Import | ast.ImportFrom) -> list[str]:
-    """The modules that an import names in full."""
+    """The modules that an absolute import names."""
     if isinstance(node, ast.Import):
         return [each.name for each in node.names]
     return [str(node.module)] if not node.level else []
 
 
 def test_nothing_is_imported_by_the_bare_name_of_a_package() -> None:
-    """`import settings` would be the host project's."""
+    """`import settings` would import the settings of the host project."""
     paths = [
         *ROOT.glob("redelivery/*.py"),
         *(each for room in (*ROOMS, "tests", "benchmarks") for each in (ROOT / room).rglob("*.py")),
@@ -135,7 +135,7 @@ def test_nothing_is_imported_by_the_bare_name_of_a_package() -> None:
 
 
 def test_inside_a_package_imports_are_relative() -> None:
-    """An absolute import then shows that it leaves the package."""
+    """So an absolute import always crosses to another package."""
     found = [
         f"{path.relative_to(ROOT)}:{node.lineno}"
         for room in ROOMS

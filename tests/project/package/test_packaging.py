@@ -1,4 +1,4 @@
-"""The wheel has every package of this repository and the broker's scripts, and none of the tests."""
+"""The wheel has every package of this repository and the Lua scripts, and no tests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def packages() -> set[str]:
 
 
 def folders() -> set[str]:
-    """The packages that the folders make."""
+    """The packages that exist as folders."""
     found = {"redelivery"} | {f"redelivery.{room}" for room in ROOMS}
     for room in ROOMS:
         below = [path for path in (ROOT / room).rglob("*") if path.is_dir() and path.name != "__pycache__"]
@@ -31,13 +31,13 @@ def folders() -> set[str]:
 
 @pytest.fixture(scope="module")
 def packed(built: Path) -> tuple[set[str], set[str]]:
-    """The names in the wheel and in the source distribution."""
+    """The names of the files in the wheel and in the source distribution."""
     with zipfile.ZipFile(next(built.glob("*.whl"))) as wheel, tarfile.open(next(built.glob("*.tar.gz"))) as source:
         return set(wheel.namelist()), {name.partition("/")[2] for name in source.getnames()}
 
 
 def sources() -> set[str]:
-    """Every file of the package, as the wheel must name it."""
+    """Every file of the package, under its name in the wheel."""
     kinds = {".py", ".lua", ".html", ".css", ".js", ".svg", ".typed"}
     own = {f"redelivery/{path.name}" for path in (ROOT / "redelivery").iterdir() if path.is_file() and path.suffix in kinds}
     own.add("redelivery/py.typed")
@@ -46,18 +46,18 @@ def sources() -> set[str]:
 
 
 def test_every_folder_of_a_room_is_a_declared_package() -> None:
-    """The editable install has a folder that is not declared; the wheel would not have it."""
+    """The editable install finds a folder that is not declared, and the wheel would lack it."""
     assert packages() == folders()
 
 
 def test_links_lead_to_the_rooms() -> None:
-    """Type checkers follow these links; without one they would check nothing."""
+    """Type checkers follow these links, and would check nothing without them."""
     assert {room: (ROOT / "redelivery" / room).readlink() for room in ROOMS} == {room: Path("..") / room for room in ROOMS}
 
 
 @pytest.mark.parametrize("lock", sorted(path.name for path in (ROOT / "requirements").glob("*.txt")))
 def test_lock_pins_with_hashes_and_holds_no_address(lock: str) -> None:
-    """Each requirement is one version with its hashes, from any index."""
+    """Each requirement has one version and its hashes, and no index."""
     text = (ROOT / "requirements" / lock).read_text(encoding="utf-8")
     requirements = [each for each in text.replace("\\\n", " ").splitlines() if each.strip()]
     assert "://" not in text
@@ -66,7 +66,7 @@ def test_lock_pins_with_hashes_and_holds_no_address(lock: str) -> None:
 
 
 def test_the_older_lock_holds_the_lowest_that_is_promised() -> None:
-    """Each dependency of pyproject.toml is there in the version of its lower bound, so that `./dev older` tries it."""
+    """It has each dependency of pyproject.toml at its lower bound, for `./dev older`."""
     text = (ROOT / "requirements" / "older.txt").read_text(encoding="utf-8")
     locked = dict(line.split()[0].split("==") for line in text.splitlines() if "==" in line)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -76,18 +76,18 @@ def test_the_older_lock_holds_the_lowest_that_is_promised() -> None:
 
 
 def test_wheel_holds_every_source_file_and_no_other(packed: tuple[set[str], set[str]]) -> None:
-    """Python, Lua and the marker for type checkers; no tests, no examples, no bare rooms."""
+    """Python, Lua and the marker for type checkers. No tests, no examples, no top-level `settings` or the like."""
     wheel, _ = packed
     assert {name for name in wheel if ".dist-info/" not in name} == sources()
 
 
 def test_wheel_declares_its_commands_and_its_licence(packed: tuple[set[str], set[str]]) -> None:
-    """The entry points and the licence travel with it."""
+    """The wheel has the entry points and the licence."""
     wheel, _ = packed
     assert {name.partition(".dist-info/")[2] for name in wheel} >= {"entry_points.txt", "licenses/LICENSE", "METADATA"}
 
 
 def test_source_distribution_can_build_the_wheel(packed: tuple[set[str], set[str]]) -> None:
-    """`python -m build` makes the wheel from the source distribution; the rooms stand in it as they stand here."""
+    """`python -m build` makes the wheel from the source distribution, which has the packages at the same places."""
     _, source = packed
     assert {f"{room}/__init__.py" for room in ROOMS} | {"pyproject.toml", "README.md", "LICENSE"} <= source

@@ -1,4 +1,4 @@
-"""What a user can call says what it does: its types, its units, what it raises."""
+"""Public names are documented: purpose, types, units, and errors."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def modules() -> list[str]:
 
 
 def public() -> dict[str, Any]:
-    """The objects that the public modules offer, and the public methods of their classes, by name."""
+    """The public objects, and the public methods of their classes, by name."""
     found: dict[str, Any] = {}
     for module in PUBLIC:
         for name in module.__all__:
@@ -50,7 +50,7 @@ def public() -> dict[str, Any]:
 
 
 def methods(owner: type) -> Iterator[tuple[str, Any]]:
-    """The public methods and properties that a class of ours defines or inherits from one of ours."""
+    """The public methods and properties that a class defines, or inherits from a class of redelivery."""
     for name, member in inspect.getmembers_static(owner):
         value = getattr(member, "__func__", None) or getattr(member, "fget", None) or getattr(member, "func", None) or member
         if not name.startswith("_") and inspect.isfunction(value) and value.__module__.startswith("redelivery."):
@@ -58,14 +58,14 @@ def methods(owner: type) -> Iterator[tuple[str, Any]]:
 
 
 def said(name: str, value: Any) -> str:
-    """The docstring, with its class's if it is a method."""
+    """The docstring; for a method also that of its class."""
     owner = public().get(name.rpartition(".")[0])
     return f"{inspect.getdoc(value) or ''}\n{inspect.getdoc(owner) or ''}" if owner is not None else inspect.getdoc(value) or ""
 
 
 @pytest.mark.parametrize("name", modules())
 def test_every_name_that_a_module_offers_is_there_and_described(name: str) -> None:
-    """`__all__` names nothing that is missing; a module, a class and a function say what they are for."""
+    """All names in `__all__` exist. Modules, classes and functions have a docstring."""
     module = importlib.import_module(name)
     assert module.__doc__, name
     for offered in getattr(module, "__all__", ()):
@@ -77,7 +77,7 @@ def test_every_name_that_a_module_offers_is_there_and_described(name: str) -> No
 
 @pytest.mark.parametrize("name", sorted(public()))
 def test_what_is_public_is_described_and_typed(name: str) -> None:
-    """A docstring of its own; every parameter and the result have a type; a time has its unit."""
+    """It has its own docstring, a type for each parameter and the result, and a unit for each time."""
     value = public()[name]
     assert (value.__doc__ or "").strip(), name
     if not inspect.isfunction(value):
@@ -92,7 +92,7 @@ def test_what_is_public_is_described_and_typed(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(public()))
 def test_what_is_public_says_what_it_raises(name: str) -> None:
-    """An error that a function raises itself is named in its docstring."""
+    """A docstring names each error that its function raises itself."""
     value = public()[name]
     if not inspect.isfunction(value):
         return
@@ -101,7 +101,7 @@ def test_what_is_public_says_what_it_raises(name: str) -> None:
 
 
 def test_every_setting_has_its_unit_and_its_default() -> None:
-    """A line in the docstring for each field; durations are in seconds."""
+    """The docstring has a line for each field. Durations are in seconds."""
     policy = {each.name: each for each in described(RedeliveryPolicy, FIELDS)}
     general = {each.name: each for each in described(GeneralSettings, GENERAL)}
     durations = {name for name, type_ in PolicyFields.__annotations__.items() if "timedelta" in str(type_)}
@@ -112,7 +112,7 @@ def test_every_setting_has_its_unit_and_its_default() -> None:
 
 
 def test_a_setting_that_nobody_describes_is_found() -> None:
-    """A field without a line, and a line with another default than the field's, are refused."""
+    """A field without a line is refused, and so is a line with another default than the field's."""
     with pytest.raises(ValueError, match="lacks, or should not have, more"):
         described(RedeliveryPolicy, [*FIELDS, "more"])
 
@@ -125,10 +125,10 @@ def test_a_setting_that_nobody_describes_is_found() -> None:
 
 @pytest.mark.parametrize("word", sorted({*Outcome, *Reason}))
 def test_every_outcome_and_reason_is_in_the_glossary(word: str) -> None:
-    """What a user meets in the books can be looked up."""
+    """So users can look up what they see in the books."""
     assert f"`{word}`" in (ROOT / "docs" / "glossary.md").read_text()
 
 
 def test_every_error_is_one_of_ours() -> None:
-    """One root, which a user can catch."""
+    """All have one base class, which users can catch."""
     assert all(issubclass(getattr(errors, name), errors.RedeliveryError) for name in errors.__all__)

@@ -1,4 +1,4 @@
-"""The plugin for users' suites: each suite here is one of a user's, run as they run it, in a process of its own."""
+"""The pytest plugin for users. Each suite here is a user's, and runs in its own process, as users run it."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ filterwarnings = error
 
 
 def suite(pytester: pytest.Pytester, test: str, *, shop: str = SHOP, ini: str = INI, **outcomes: int) -> pytest.RunResult:
-    """Run a user's suite; its result, which must be these outcomes."""
+    """Run a user's suite and check the numbers of its outcomes; returns the result."""
     pytester.makeini(ini)
     pytester.makepyfile(shop=shop, test_user=test)
     result = pytester.runpytest_subprocess("-p", "no:cacheprovider")
@@ -71,7 +71,7 @@ def suite(pytester: pytest.Pytester, test: str, *, shop: str = SHOP, ini: str = 
 @pytest.mark.full
 @pytest.mark.slow
 def test_the_examples_of_the_documentation_pass(pytester: pytest.Pytester) -> None:
-    """Every file that `docs/testing.md` shows, as it shows it."""
+    """Every file that `docs/testing.md` shows, unchanged."""
     files = FILE.findall((ROOT / "docs" / "testing.md").read_text())
     assert [name for name, _ in files] == ["pyproject.toml", "shop.py", "test_shop.py", "test_orders.py"]
     for name, text in files:
@@ -81,7 +81,7 @@ def test_the_examples_of_the_documentation_pass(pytester: pytest.Pytester) -> No
 
 
 def test_a_suite_that_asks_for_nothing_imports_nothing(pytester: pytest.Pytester) -> None:
-    """The plugin is loaded, but not Celery, kombu, redis-py, tenacity or structlog."""
+    """The plugin is loaded, without Celery, kombu, redis-py, tenacity and structlog."""
     test = """
         import sys
 
@@ -95,7 +95,7 @@ def test_a_suite_that_asks_for_nothing_imports_nothing(pytester: pytest.Pytester
 
 
 def test_a_worker_is_ready_and_each_test_is_alone(pytester: pytest.Pytester) -> None:
-    """Remote control answers at once; no test sees another's messages, bindings or dead letters; the app is restored afterwards."""
+    """Remote control answers at once. No test sees messages, bindings or dead letters of another one. The app is restored."""
     test = """
         import pytest
         from celery import current_app
@@ -137,7 +137,7 @@ def test_a_worker_is_ready_and_each_test_is_alone(pytester: pytest.Pytester) -> 
 
 
 def test_time_moves_on_by_hand(pytester: pytest.Pytester) -> None:
-    """A message is neither early nor late, a second failure within the time is redelivered within it, and no test sleeps."""
+    """No message is early or late. A second failure within the time is redelivered within it. No test sleeps."""
     test = """
         from datetime import timedelta
         from shop import fails, works
@@ -171,7 +171,7 @@ def test_time_moves_on_by_hand(pytester: pytest.Pytester) -> None:
 
 
 def test_misuse_is_told_in_a_line(pytester: pytest.Pytester) -> None:
-    """What is wrong, and what to do, for each way in which the fixtures can be misused."""
+    """For each misuse of the fixtures, the line says what is wrong and what to do."""
     test = """
         import threading
         import pytest
@@ -283,7 +283,7 @@ def test_misuse_is_told_in_a_line(pytester: pytest.Pytester) -> None:
     ),
 )
 def test_wrong_settings_are_told_in_a_line(pytester: pytest.Pytester, setting: str, told: str) -> None:
-    """In the plugin's own words, without a traceback."""
+    """Without a traceback."""
     shop = """
         from celery import Celery
         from redelivery import Redelivery
@@ -302,7 +302,7 @@ def test_wrong_settings_are_told_in_a_line(pytester: pytest.Pytester, setting: s
 
 @pytest.mark.full
 def test_a_task_that_does_not_end_is_named(pytester: pytest.Pytester) -> None:
-    """The test that leaves it running fails, by the task's name, and the run goes on."""
+    """The test that leaves it running fails with the name of the task, and the run goes on."""
     shop = (
         SHOP
         + """
@@ -326,14 +326,14 @@ def stays():
 
         def test_next(): ...
     """
-    # The task ends after the run, and what it logs about its broker then does not concern the run.
+    # The task ends after the run. Its log lines about the missing broker do not matter.
     pytester.makeconftest("def pytest_unconfigure():\n    import shop\n    shop.END.set()\n")
     result = suite(pytester, test, shop=shop, passed=2, errors=1)
     result.stdout.fnmatch_lines(["*redelivery: the worker did not stop within 1 s: shop.stays still runs*"])
 
 
 def test_the_apps_own_broker_is_left_as_it_was(pytester: pytest.Pytester, server: Server) -> None:
-    """On the app's own broker, a suite uses its own prefix, sees nothing of the app's, and deletes what it wrote."""
+    """On the app's own broker, a suite has its own prefix, sees nothing of the app, and deletes what it wrote."""
     server.client.set("mine", "1")
     server.client.lpush("celery", "a message of the app's own")
     shop = SHOP.replace("redis://localhost:1/0", server.url)
@@ -355,17 +355,17 @@ def test_the_apps_own_broker_is_left_as_it_was(pytester: pytest.Pytester, server
     assert server.client.lrange("celery", 0, -1) == [b"a message of the app's own"]
 
 
-# the transition
+# the script `advance`
 
 
 def due_of(desk: Desk) -> list[int]:
-    """When the waiting messages are due, in milliseconds."""
+    """The due times of the delayed messages, in milliseconds."""
     found: Any = desk.client.zrange(desk.keys.due(QUEUE), 0, -1, withscores=True)
     return [round(score) for _, score in found]
 
 
 def test_advance_moves_what_waits_and_nothing_else(server: Server) -> None:
-    """Each due time, and the destination's earliest, move by exactly so much; the messages stay."""
+    """Each due time, and the earliest of each queue, move by exactly this time. The messages stay."""
     desk = Desk(server, prefix="p:")
     assert desk.transport.stores.advance(1000, bytes) == 0
     for delay_ms in (60_000, 90_000):
@@ -383,7 +383,7 @@ def test_advance_moves_what_waits_and_nothing_else(server: Server) -> None:
 
 @pytest.mark.parametrize(("limit", "moved"), [(1, -1), (2, 2), (3, 2)])
 def test_advance_refuses_what_no_test_has(server: Server, limit: int, moved: int) -> None:
-    """Beyond its bound it changes nothing."""
+    """Beyond the bound, nothing changes."""
     desk = Desk(server)
     for _ in range(2):
         desk.delay(task_message())
@@ -396,7 +396,7 @@ def test_advance_refuses_what_no_test_has(server: Server, limit: int, moved: int
 
 
 def test_a_message_ages_in_all_its_times_and_nothing_else() -> None:
-    """Each time in its past is so much earlier; its body, its ETA and the order of its history stay."""
+    """Each time in its history becomes earlier. The body, the ETA and the order of the history stay."""
     history = Envelope(
         attempt=1,
         first_seen_ms=9_500,

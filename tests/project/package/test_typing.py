@@ -1,8 +1,8 @@
-"""What a user's type checker sees of the installed package: mypy in its strict mode, and pyright in its standard one.
+"""The installed package in a user's type checker: mypy in strict mode, and pyright in standard mode.
 
-The files in `tests/support/typing_user/` are a user's. A comment before a line says what is expected there: `# seen by mypy:` or
-`pyright:` and the type of a `reveal_type`, `# refused by mypy:` or `pyright:` and the code of a mistake. Nothing else may be
-reported.
+The files in `tests/support/typing_user/` are a user's. A comment before a line says what is expected of the line: `# seen by
+mypy:` or `pyright:` and the type of a `reveal_type`, `# refused by mypy:` or `pyright:` and the code of an error. Nothing else
+may be reported.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[3]
 USER = ROOT / "tests" / "support" / "typing_user"
 EXPECTED = re.compile(r"\s*# (?:seen|refused) by (mypy|pyright): (.+)")
-#: A name's module, which only mypy writes.
+#: The module in front of a name, which only mypy writes.
 MODULE = re.compile(r"\b(?:[a-z_]\w*\.)+(?=[A-Za-z])")
-#: Both checkers see one installation.
+#: Both checkers use one installation.
 pytestmark = pytest.mark.xdist_group("typing")
 
 Found = Counter[tuple[str, int, str]]
@@ -36,7 +36,7 @@ Found = Counter[tuple[str, int, str]]
 
 @pytest.fixture(scope="module")
 def python(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment with the package installed as a wheel and its requirements, as a user has it; returns its interpreter."""
+    """The interpreter of an environment with the wheel and its requirements, as users have it."""
     place = tmp_path_factory.mktemp("installed")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", place / "venv"], check=True)
     site = next((place / "venv").glob("lib/python*/site-packages"))
@@ -49,12 +49,12 @@ def python(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The user's project: their files, and the checkers' configuration."""
+    """A user's project, with the configuration of both checkers."""
     project = tmp_path_factory.mktemp("user")
     for path in sources():
         shutil.copy(path, project / path.name)
     strict = "[mypy]\nstrict = True\n[mypy-celery.*]\nignore_missing_imports = True\n"
-    # Celery has no types, so mypy takes its decorators for untyped in any case.
+    # Celery has no types, so its decorators are untyped for mypy.
     (project / "mypy.ini").write_text(f"{strict}[mypy-tasks]\ndisallow_untyped_decorators = False\n")
     (project / "pyrightconfig.json").write_text('{"typeCheckingMode": "standard", "pythonVersion": "3.11"}')
     return project
@@ -66,7 +66,7 @@ def sources() -> list[Path]:
 
 
 def expected(checker: str) -> Found:
-    """What the comments say: (file, line, type or code)."""
+    """The expectations of the comments: (file, line, type or code)."""
     found: Found = Counter()
     for path in sources():
         waiting: list[str] = []
@@ -81,7 +81,7 @@ def expected(checker: str) -> Found:
 
 
 def without_modules(type_: str) -> str:
-    """A type as both checkers write it."""
+    """A type without modules, as pyright writes it."""
     return MODULE.sub("", type_)
 
 
@@ -106,7 +106,7 @@ def of_pyright(output: str) -> Iterator[tuple[str, int, str]]:
 
 
 def run(project: Path, *command: str | Path) -> str:
-    """The output of a checker, which must have run."""
+    """Run a checker; returns its output."""
     environment = {key: value for key, value in os.environ.items() if key not in {"PYTHONPATH", "MYPYPATH"}}
     done = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stdout + done.stderr
@@ -115,7 +115,7 @@ def run(project: Path, *command: str | Path) -> str:
 
 @pytest.mark.full
 def test_mypy_strict_sees_what_a_user_wrote(project: Path, python: Path) -> None:
-    """Types stay, in both forms and on both sides of a task decorator; misspelt fields and wrong types are errors."""
+    """`@redeliver` keeps types, in both forms and on both sides of a task decorator. Misspelt fields and wrong types are errors."""
     files = [path.name for path in sources()]
     output = run(project, sys.executable, "-m", "mypy", "--output", "json", "--python-executable", python, *files)
     assert Counter(of_mypy(output)) == expected("mypy")
@@ -123,7 +123,7 @@ def test_mypy_strict_sees_what_a_user_wrote(project: Path, python: Path) -> None
 
 @pytest.mark.full
 def test_pyright_sees_what_a_user_wrote(project: Path, python: Path) -> None:
-    """The same, by pyright's rules."""
+    """The same with pyright."""
     basedpyright = Path(sys.executable).with_name("basedpyright")
     output = run(project, basedpyright, "--outputjson", "--pythonpath", python)
     assert Counter(of_pyright(output)) == expected("pyright")
@@ -131,7 +131,7 @@ def test_pyright_sees_what_a_user_wrote(project: Path, python: Path) -> None:
 
 @pytest.mark.parametrize("checker", ["mypy", "pyright"])
 def test_something_is_expected(checker: str) -> None:
-    """Without any expectation in the comments the tests above would prove nothing."""
+    """Without expectations in the comments, the tests above would prove nothing."""
     kinds = expected(checker)
     assert sum(kinds.values()) > 20
 
@@ -168,7 +168,7 @@ above.dela(7)
 
 @pytest.mark.full
 def test_a_task_keeps_the_type_that_celery_types_gives_it(python: Path, tmp_path: Path) -> None:
-    """With those stubs Celery is typed: in mypy's strict mode `@redeliver` changes nothing, and `Redelivery(app)` is accepted."""
+    """With these stubs, `@redeliver` changes no type in mypy's strict mode, and `Redelivery(app)` is accepted."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
     site = next((tmp_path / "venv").glob("lib/python*/site-packages"))
     stubs = Path(sys.prefix) / "stubs"
