@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Run the shop once, from the first order to the last redrive, and check what became of each; see `README.md` beside this file."""
+"""Run the shop once, from the first order to the last redrive, and check the end of each order; see `README.md`."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from pathlib import Path
 from browser import Visitor
 from private import HERE, broker, until, web, worker
 
-#: What each card must end as, before the foreign bank opens and after.
+#: The status of an order by its card, before the foreign bank opens and after.
 BEFORE = {"good": "paid", "tired": "paid", "stolen": "placed", "foreign": "placed"}
 AFTER = {**BEFORE, "foreign": "paid"}
 
 
 class Shop:
-    """The project's commands, in processes of their own, as its people run them."""
+    """The project's commands, in other processes, as users run them."""
 
     def __init__(self, folder: Path, url: str) -> None:
         self.database = folder / "shop.sqlite3"
@@ -35,11 +35,11 @@ class Shop:
         }
 
     def manage(self, *words: str) -> str:
-        """`manage.py …`; what it prints."""
+        """Run `manage.py …`; returns its output."""
         return self._run("manage.py", *words)
 
     def redelivery(self, *words: str) -> str:
-        """`redelivery -A shop …`; what it prints."""
+        """Run `redelivery -A shop …`; returns its output."""
         return self._run("-m", "redelivery", "-A", "shop", *words)
 
     def _run(self, *words: str) -> str:
@@ -49,17 +49,17 @@ class Shop:
         return done.stdout
 
     def letters(self) -> int:
-        """How many dead letters there are."""
+        """The number of dead letters."""
         queues = json.loads(self.redelivery("dlq", "list", "--json"))
         return sum(queue["letters"] for queue in (queues["queues"] if isinstance(queues, dict) else queues))
 
     def audit(self) -> list[dict[str, str]]:
-        """What operators did, the first thing first."""
+        """The audit, the oldest record first."""
         found: list[dict[str, str]] = json.loads(self.redelivery("audit", "--json"))
         return found[::-1]
 
     def paid(self) -> int:
-        """How many orders are paid; asked of the database itself, which is quicker than Django's start."""
+        """The number of paid orders, from the database: faster than `manage.py`."""
         with closing(sqlite3.connect(self.database, timeout=20)) as connection:
             count: int = connection.execute("SELECT count(*) FROM orders_order WHERE status = 'paid'").fetchone()[0]
             return count
@@ -71,7 +71,7 @@ class Shop:
 
 
 def check(shop: Shop, expected: dict[str, str]) -> None:
-    """Every order is what its card makes of it, or the example has failed."""
+    """Print each order, and end with an error if its status is wrong."""
     for number, (card, status, attempts) in enumerate(shop.orders(), 1):
         print(f"  order {number}  {card:8}  {status:7}  {attempts} {'attempt' if attempts == 1 else 'attempts'}")
         if status != expected[str(card)]:
@@ -79,7 +79,7 @@ def check(shop: Shop, expected: dict[str, str]) -> None:
 
 
 def work_on_the_page(socket: str) -> None:
-    """Each of three users sees and does what the groups of Django give a right to."""
+    """Three users try the page: each may do what Django's groups allow."""
     preview = "/operations/preview?kind=redrive&queue=DLQ.celery&reason=exhausted"
     bea, carl, olga = (Visitor(socket, name) for name in ("bea", "carl", "olga"))
     print("  bea is in no group:       ", *statuses(bea, "/causes", preview))
@@ -92,7 +92,7 @@ def work_on_the_page(socket: str) -> None:
 
 
 def statuses(visitor: Visitor, *paths: str) -> list[int]:
-    """What a user is answered there."""
+    """The status codes that a user gets."""
     return [visitor.open(path)[0] for path in paths]
 
 

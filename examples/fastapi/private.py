@@ -1,6 +1,6 @@
-"""Private processes for one run: a Valkey server on a unix socket, and a Celery worker; both end with the run.
+"""Private processes for one run: a Valkey server on a unix socket, and a Celery worker. Both end with the run.
 
-They work in a temporary folder and leave nothing behind. They listen on no port.
+They work in a temporary folder, leave nothing behind, and open no port.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TIMEOUT = 60.0
 
 
 def until(condition: Callable[[], object], what: str, worker: subprocess.Popen[bytes] | None = None) -> None:
-    """Wait for a condition; it is the only thing to do about other processes. Raises `RuntimeError` where it stays untrue."""
+    """Wait until a condition is true. Raises `RuntimeError` after a minute, or if the worker ends."""
     deadline = time.monotonic() + TIMEOUT
     while not condition():
         if time.monotonic() > deadline or (worker is not None and worker.poll() is not None):
@@ -35,7 +35,7 @@ def until(condition: Callable[[], object], what: str, worker: subprocess.Popen[b
 
 @contextmanager
 def broker(folder: Path) -> Iterator[str]:
-    """A server in this folder; its URL."""
+    """Run a server in this folder; yields its URL."""
     socket = folder / "broker.sock"
     command = [str(get_binary_path()), "--port", "0", "--unixsocket", str(socket), "--dir", str(folder), "--save", ""]
     with (folder / "broker.log").open("wb") as log:
@@ -50,7 +50,7 @@ def broker(folder: Path) -> Iterator[str]:
 
 @contextmanager
 def worker(app: str, log: Path, environment: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
-    """A worker of this app with two children, when it is ready."""
+    """Run a worker of this app with two children, until the block ends."""
     command = [sys.executable, "-m", "celery", "-A", app, "worker", "--concurrency", "2", "--loglevel", "INFO"]
     command += ["--without-gossip", "--without-mingle"]
     with log.open("wb") as out:

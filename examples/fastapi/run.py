@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Order reports over HTTP, lose one, find it among the dead letters and send it back; see `README.md` beside this file."""
+"""Order reports over HTTP, find a failed one among the dead letters, and send it back; see `README.md`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from private import HERE, broker, until, worker
 
 
 async def request(calls: list[tuple[str, str]]) -> list[dict[str, str]]:
-    """What the application answers to these calls; it runs in this process, and no port is opened."""
-    from api import api  # noqa: PLC0415 - the broker's address must be known before
+    """The answers of the application, which runs in this process, without a port."""
+    from api import api  # noqa: PLC0415 - the environment must have the broker's URL first
     from httpx import ASGITransport, AsyncClient  # noqa: PLC0415 - as above
 
     async with AsyncClient(transport=ASGITransport(app=api), base_url="http://reports") as client:
@@ -27,13 +27,13 @@ async def request(calls: list[tuple[str, str]]) -> list[dict[str, str]]:
 
 
 def states(ids: dict[str, str]) -> dict[str, dict[str, str]]:
-    """How far each report is."""
+    """The state of each report."""
     answers = asyncio.run(request([("GET", f"/reports/{task_id}") for task_id in ids.values()]))
     return dict(zip(ids, answers, strict=True))
 
 
 def redelivery(*words: str) -> str:
-    """`redelivery -A tasks …`, as an operator runs it; what it prints."""
+    """Run `redelivery -A tasks …`; returns its output."""
     command = [sys.executable, "-m", "redelivery", "-A", "tasks", *words]
     done = subprocess.run(command, cwd=HERE, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -42,7 +42,7 @@ def redelivery(*words: str) -> str:
 
 
 def main(folder: Path) -> None:
-    """Order, lose, find, repair, redrive."""
+    """Order, fail, find, repair, redrive."""
     with broker(folder) as url:
         os.environ.update(REPORTS_BROKER=url, REPORTS_SOURCE=str(folder), PYTHONPATH=str(HERE))
         for name in ("sales", "later"):

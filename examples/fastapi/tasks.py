@@ -1,4 +1,4 @@
-"""The worker's app: one task, which builds reports from a source that is not always there."""
+"""The worker's app: one task, which builds reports from a source that may be missing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Redelivery(app)
 
 @app.task(bind=True, name="reports.build")
 def build(self: object, name: str) -> str:
-    """Build a report; its text."""
+    """Build a report; returns its text."""
     attempt = self.request.retries + 1  # type: ignore[attr-defined]
     if name == "later" and attempt == 1:
         raise RedeliverAfter(0.5, detail="the figures are not in yet")

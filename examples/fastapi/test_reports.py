@@ -1,4 +1,4 @@
-"""The reports' own tests, with the fixtures of `redelivery.testing`: a real worker on a private broker, and no time to wait for.
+"""The reports' own tests, with the fixtures of `redelivery.testing`: a real worker on a private broker, without waiting.
 
 Run them in this folder: `pytest`.
 """
@@ -28,13 +28,13 @@ def redelivery_app() -> Celery:
 
 @pytest.fixture
 def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the figures are."""
+    """The folder of the sources."""
     monkeypatch.setenv("REPORTS_SOURCE", str(tmp_path))
     return tmp_path
 
 
 def test_a_report_asks_to_be_built_later(redelivery_worker: RunningWorker, source: Path, advance_time: Clock) -> None:
-    """`RedeliverAfter`: it waits in the broker, and is built when its time has come."""
+    """After `RedeliverAfter` it waits in the broker, and is built when it is due."""
     (source / "later").write_text("figures")
     result = build.delay("later")
     redelivery_worker.settle()
@@ -45,7 +45,7 @@ def test_a_report_asks_to_be_built_later(redelivery_worker: RunningWorker, sourc
 def test_a_report_without_a_source_is_a_dead_letter_and_can_be_sent_back(
     source: Path, outcomes: Outcomes, dead_letters: DeadLetters, advance_time: Clock
 ) -> None:
-    """Three attempts, a letter that says why, and a report after all."""
+    """Three attempts, a dead letter with the cause, a redrive, and the report."""
     result = build.delay("lost")
     advance_time(60)
     assert outcomes.wait_for(result).reason == "exhausted"
@@ -60,9 +60,9 @@ def test_a_report_without_a_source_is_a_dead_letter_and_can_be_sent_back(
 def test_the_page_sends_a_dead_letter_back_for_who_has_the_token(
     source: Path, outcomes: Outcomes, advance_time: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The operator's page of `api.py`: its form, as a browser sends it."""
+    """With the form of the operator's page, as a browser sends it."""
     monkeypatch.setenv("REPORTS_PAGE_TOKEN", "a-token-of-this-test")
-    from api import api  # noqa: PLC0415 - the token must be known before
+    from api import api  # noqa: PLC0415 - the environment must have the token first
 
     result = build.delay("lost")
     advance_time(60)
@@ -77,5 +77,5 @@ def test_the_page_sends_a_dead_letter_back_for_who_has_the_token(
     assert client.post("/redelivery/letter/redrive", data={**form, "token": "another"}).status_code == 403
     assert client.post("/redelivery/letter/redrive", data=form, headers={"sec-fetch-site": "cross-site"}).status_code == 403
     sent = client.post("/redelivery/letter/redrive", data=form, headers={"sec-fetch-site": "same-origin"})
-    assert "redriven" in sent.text  # the life of its task
+    assert "redriven" in sent.text  # the events of its task
     assert outcomes.wait_for(result).outcome == "succeeded"

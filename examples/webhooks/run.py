@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Start the demo: see `README.md` beside this file, or `--help`."""
+"""Start the demo: see `README.md`, or `--help`."""
 
 from __future__ import annotations
 

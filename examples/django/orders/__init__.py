@@ -1,1 +1,1 @@
-"""Orders: they are placed, charged and thanked for."""
+"""Orders: place, charge and thank."""

@@ -10,14 +10,14 @@ __all__ = ["Order"]
 
 
 class Order(models.Model):
-    """One order. `card` decides how the bank answers."""
+    """One order. `card` decides the bank's answer."""
 
     card = models.CharField(max_length=20)
     status = models.CharField(max_length=20, default="placed")
     attempts = models.IntegerField(default=0)
 
     class Meta:
-        """How orders are listed."""
+        """The order of listings."""
 
         ordering: ClassVar = ["id"]
 

@@ -1,4 +1,4 @@
-"""The orders' tasks. No line of them speaks of retries, but for what a person alone can know."""
+"""The orders' tasks. They have no code for retries, except the `DeadLetter` for a failure that no retry can repair."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ __all__ = ["charge", "thank"]
 
 
 class BankError(Exception):
-    """The bank could not be asked; a later attempt may do better."""
+    """The bank did not answer. A later attempt may succeed."""
 
 
 def ask_bank(order: Order) -> None:
-    """Stand for a bank: it is shut until a file says otherwise, and often tired."""
+    """Simulate a bank: foreign cards fail until a file exists, tired ones at the first attempt."""
     if order.card == "stolen":
         message = "card stolen"
         raise DeadLetter(message)
     if order.card == "foreign" and not Path(os.environ["SHOP_BANK_OPEN"]).exists():
         message = "the foreign bank is shut"
         raise BankError(message)
-    if order.card == "tired" and order.attempts < 2:  # noqa: PLR2004 - the second attempt finds it awake
+    if order.card == "tired" and order.attempts < 2:  # noqa: PLR2004 - the second attempt succeeds
         message = "the bank did not answer"
         raise BankError(message)
 
 
 @shared_task
 def charge(order_id: int) -> None:
-    """Charge an order; done twice, it is charged once."""
+    """Charge an order. It is idempotent: if the task runs twice, the order is charged once."""
     order = Order.objects.get(pk=order_id)
     if order.status == "paid":
         return
@@ -46,7 +46,7 @@ def charge(order_id: int) -> None:
 
 @shared_task
 def thank(order_id: int) -> None:
-    """Say thank you: not worth a second attempt, so it is not enabled in the settings."""
+    """Say thank you. It needs no second attempt, so the settings disable redelivery for it."""
     if order_id % 2:
         message = "the mail server is away"
         raise ConnectionError(message)

@@ -1,4 +1,4 @@
-"""The project. Its Celery app is imported with it, so that `@shared_task` finds it."""
+"""The project. It imports its Celery app, so that `@shared_task` finds the app."""
 
 from __future__ import annotations
 

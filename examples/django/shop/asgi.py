@@ -11,9 +11,9 @@ from shop import celery_app
 
 __all__ = ["application"]
 
-django = get_asgi_application()  # Django is ready from here on
+django = get_asgi_application()  # from here on Django is ready
 
-from shop.operators import operator  # noqa: E402 - it asks Django for users
+from shop.operators import operator  # noqa: E402 - it uses Django's users
 
 page = asgi_app(celery_app, user=operator, allow=["redrive", "edit"])
 application = Starlette(routes=[Mount("/redelivery", page), Mount("/", django)])

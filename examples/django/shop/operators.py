@@ -1,4 +1,4 @@
-"""Who may do what on the operator's page: Django's own users, by their groups."""
+"""The rights on the operator's page: Django's users, by their groups."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 __all__ = ["operator"]
 
-#: For each group its actions, each with the queues that they are allowed for. Who is in none of these sees nothing.
+#: For each group its actions, and for each action its queues. A user without a group sees nothing.
 RIGHTS = {"operators": {"redrive": ["DLQ.*"], "edit": ["DLQ.*"]}, "support": {}}
 
 
 def operator(request: Request) -> User | None:
-    """The user of Django's session, or None for nobody. It runs in a thread, so that it may ask the database."""
+    """The user of Django's session, or None. It runs in a thread, so it may use the database."""
     close_old_connections()
     asked = HttpRequest()
     asked.session = import_module(settings.SESSION_ENGINE).SessionStore(request.cookies.get(settings.SESSION_COOKIE_NAME))

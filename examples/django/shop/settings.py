@@ -1,11 +1,11 @@
-"""Django's settings; those of Celery and of redelivery stand among them."""
+"""Django's settings, with those of Celery and redelivery."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-SECRET_KEY = "an example keeps no secrets"  # noqa: S105 - it says so
+SECRET_KEY = "an example keeps no secrets"  # noqa: S105 - the value says so
 USE_TZ = True
 ALLOWED_HOSTS = ["shop.example"]
 INSTALLED_APPS = ["django.contrib.auth", "django.contrib.contenttypes", "django.contrib.sessions", "orders"]

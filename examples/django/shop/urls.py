@@ -1,4 +1,4 @@
-"""The project's addresses: its login, which is the operator's page's, too."""
+"""The project's addresses: the login, also for the operator's page."""
 
 from __future__ import annotations
 

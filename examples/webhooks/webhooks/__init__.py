@@ -1,1 +1,1 @@
-"""Signed webhooks, delivered over HTTP to a receiver that misbehaves, by a Celery worker that is killed; and the books of it."""
+"""Signed webhooks that Celery tasks send over HTTP, to a receiver with faults, while workers are killed; and the books."""

@@ -1,7 +1,7 @@
-"""What became of every webhook: the books on one side, the receiver's own journal on the other.
+"""The comparison of the books with the receiver's own journal, for each webhook.
 
-From the plan, the exported outcome events, the verdicts and the journal it makes an `Account`: the figures, and one sentence for
-each id on which the two sides differ. It believes neither side.
+`balance` makes an `Account` from the plan, the exported outcome events, the verdicts and the journal: the figures, and one
+sentence for each difference.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Account", "History", "balance", "histories"]
 
-#: How an event says that a message was handed over again without a redelivery of the policy's.
+#: Outcome and reason of a message that was delivered again, but not by its policy.
 REPEATED = {(Outcome.REDELIVERY_SCHEDULED, Reason.WORKER_LOST), (Outcome.RECEIVED, "redelivered")}
 
 
 @dataclass(slots=True)
 class History:
-    """What the books say about one id."""
+    """The events of one id."""
 
     generation: int = 0
     ends: list[dict[str, Any]] = field(default_factory=list)
@@ -40,16 +40,16 @@ class History:
 
     @property
     def attempts(self) -> int:
-        """How many deliveries counted, over all its lives."""
+        """The number of attempts in all its lives."""
         return sum(int(event["attempt"]) for event in self.ends)
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """The figures of one run; each webhook is in exactly one of succeeded, dead_lettered, discarded, in_flight and lost.
+    """The figures of one run. Each webhook counts in one of succeeded, dead_lettered, discarded, in_flight and lost.
 
-    `only_doubled` says that nothing is wrong in the books but ends that are recorded twice, each of a message that the books
-    name as handed over again, on a broker where a crash can do that.
+    `only_doubled`: the only faults in the books are ends that were recorded twice, and for each of them the books name the
+    repeated delivery, on a broker where a crash can cause that.
     """
 
     published: int
@@ -74,7 +74,7 @@ class Account:
 
 
 def histories(events: Iterable[Mapping[str, Any]]) -> dict[str, History]:
-    """The events of each id, folded; the same event twice counts once."""
+    """The history of each id. An event that is exported twice counts once."""
     found: dict[str, History] = {}
     seen: set[str] = set()
     for event in sorted(events, key=lambda each: (each["at_ms"], each["event_id"])):
@@ -98,7 +98,7 @@ def balance(
     *,
     may_repeat: bool = False,
 ) -> Account:
-    """Both sides, compared id by id."""
+    """Compare the books with the journal, id by id."""
     books = histories(events)
     lines: dict[str, list[Line]] = {}
     for line in journal:
@@ -118,7 +118,7 @@ def balance(
 
 
 def _are_named(books: Mapping[str, History], judged: Mapping[str, set[str]]) -> bool:
-    """Whether what does not balance is duplicated, and no more, and the books name its crash."""
+    """Whether the only faults are duplicated lives, and the books name a repeated delivery for each."""
     wrong = {verdict for verdict, ids in judged.items() if ids} - {"balanced", "in_flight"}
     return wrong == {"duplicated"} and all(books[task_id].may_have_repeated for task_id in judged["duplicated"])
 
@@ -162,7 +162,7 @@ def _figures(
 
 
 def _differences(webhook: Webhook, history: History, lines: Sequence[Line]) -> list[str]:
-    """Where the books and the journal, or either and what the scenario foretells, differ on one id."""
+    """The differences between books, journal and scenario for one id."""
     end = history.end
     processed = sum(line.processed for line in lines)
     if end is None:

@@ -1,8 +1,6 @@
-"""The sender: a Celery app with one task, and the two lines that make its failures harmless.
+"""The sender: a Celery app with one task, and the two lines that install redelivery.
 
-It runs on Redis and on RabbitMQ, by the broker's URL alone.
-
-Environment: `WEBHOOKS_BROKER` (a `redis://` or an `amqp://` URL), `WEBHOOKS_SECRET` (what signs the webhooks).
+Environment: `WEBHOOKS_BROKER` (a `redis://` or an `amqp://` URL), `WEBHOOKS_SECRET` (the key of the signatures).
 """
 
 from __future__ import annotations
@@ -21,34 +19,34 @@ from celery import Celery
 from redelivery import DeadLetter, RedeliverAfter, Redelivery
 from webhooks import signature
 
-#: Seconds that the receiver has for its answer.
+#: Seconds that the sender waits for an answer.
 TIMEOUT = 0.5
 
 app = Celery("webhooks", broker=os.environ.get("WEBHOOKS_BROKER", "redis://localhost:6379/0"))
 app.conf.task_default_queue = "webhooks"
-# RabbitMQ's publications are confirmed, so that a producer knows that the broker has its task; Redis does not ask.
+# Only for RabbitMQ: with confirms, a producer knows that the broker has its task.
 app.conf.broker_transport_options = {"confirm_publish": True}
-# Short times, so that the demo ends within a minute; the built-in ones are an operator's: 1 s, then doubled up to 10 minutes.
-# (RabbitMQ waits whole seconds, rounded up, and needs no lease: it sees itself that a worker has gone.)
+# Short times, so that the demo ends within a minute. The default is 1 s, then doubled up to 10 minutes.
+# (RabbitMQ rounds up to whole seconds, and needs no lease.)
 app.conf.redelivery = {
     "lease": 3,
     "queues": {"webhooks": {"max_delivery_attempts": 5, "redelivery_delay": 0.1, "redelivery_delay_multiplier": 2.0}},
 }
-# How long Celery waits for the result of a pool child that has died (10 s by default).
+# The time that Celery waits for the result of a dead pool child (10 s by default).
 app.conf.worker_lost_wait = 0.5
 
 Redelivery(app)
 
 
 class DeliveryError(Exception):
-    """The receiver answered, and not well; another try may do better."""
+    """The receiver answered with an error. Another attempt may succeed."""
 
 
 @app.task(name="webhooks.deliver")
 def deliver(url: str, payload: dict[str, Any]) -> int:
-    """Send one webhook; the receiver's status. Fails in every way that HTTP has."""
+    """Send one webhook; returns the status of the answer."""
     if payload.get("crash"):
-        # Stands for a native parser that dies of a payload: no exception, no clean-up, the process is gone.
+        # Simulates a native parser that crashes: no exception, no clean-up, the process is gone.
         os.kill(os.getpid(), signal.SIGKILL)
     status, retry_after = post(url, json.dumps(payload).encode())
     if status == HTTPStatus.SERVICE_UNAVAILABLE and retry_after is not None:
@@ -62,7 +60,7 @@ def deliver(url: str, payload: dict[str, Any]) -> int:
 
 
 def post(url: str, body: bytes) -> tuple[int, str | None]:
-    """Send a signed body: the status, and what `Retry-After` says. Raises `OSError` and `http.client.HTTPException`."""
+    """Send a signed body; returns the status and `Retry-After`. Raises `OSError` and `http.client.HTTPException`."""
     timestamp = int(time.time())
     secret = os.environ["WEBHOOKS_SECRET"].encode()
     parts = urlsplit(url)

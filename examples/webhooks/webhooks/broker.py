@@ -1,7 +1,7 @@
-"""The private brokers of the demo: what it asks of either, and which there are.
+"""The private brokers of the demo.
 
-A name of `BROKERS` gives a `Broker`, to be used in a `with` block. It runs as long as the block, is reachable from this machine
-only, and removes its files. The application knows nothing of this: it is given a URL.
+`private_broker` makes one. It runs during its `with` block, is reachable from this machine only, and removes its files. The
+application only gets its URL.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ BROKERS = ("redis", "rabbitmq")
 class Broker(Protocol):
     """A running broker.
 
-    `quiet` is how many seconds without an event say that nothing more comes of what it does not hold. `may_repeat` says that a
-    worker which is killed may leave an end that is recorded, and whose message comes again all the same.
+    `quiet`: after this many seconds without an event, only messages that it holds can still cause one. `may_repeat`: if a worker is
+    killed, a message whose end is recorded may be delivered again.
     """
 
     title: str
@@ -36,15 +36,15 @@ class Broker(Protocol):
         ...
 
     def events(self) -> list[Event]:
-        """What was recorded since it was last asked; the outcome log is left as it is."""
+        """The events since the last call. The outcome log does not change."""
         ...
 
     def held(self) -> int:
-        """How many messages it holds that could still be delivered: waiting, delayed, or with a worker."""
+        """The number of messages that can still be delivered: waiting, delayed, or with a worker."""
         ...
 
     def delete_one(self) -> str:
-        """Delete a message of the queue behind everybody's back; its task id. Raises `RuntimeError` where there is none."""
+        """Delete a message of the queue without a record; returns its task id. Raises `RuntimeError` if there is none."""
         ...
 
     def __enter__(self) -> Self: ...
@@ -53,5 +53,5 @@ class Broker(Protocol):
 
 
 def private_broker(name: str, queue: str) -> Broker:
-    """The broker of this name, not running yet; `queue` is the queue that it is asked about."""
+    """The broker of this name, not running yet, for this queue."""
     return RabbitMQ(queue) if name == "rabbitmq" else Valkey(queue)

@@ -1,7 +1,6 @@
-"""The operator's side: the `redelivery` command, run as an operator runs it, in a process of its own.
+"""The operator's side: runs the command `redelivery` in other processes.
 
-It is given an environment and a directory for the outputs. An exit code that the command must not have here is an error, which
-repeats what the command said.
+An unexpected exit code is an error with the output of the command.
 """
 
 from __future__ import annotations
@@ -19,39 +18,39 @@ if TYPE_CHECKING:
 
 __all__ = ["Command", "CommandError"]
 
-#: Seconds that one command may take; the slowest starts Spark: 15 s on an idle machine, minutes on one that has other things to do.
+#: Seconds that one command may take. Spark takes 15 s on an idle machine, and minutes on a busy one.
 TIMEOUT = 900.0
 
 
 class CommandError(Exception):
-    """A command did not do what it is for; the message holds what it said."""
+    """A command failed; the message has its output."""
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """`redelivery -A webhooks.app` for one run; `log` takes everything that the commands say."""
+    """`redelivery -A webhooks.app` for one run. All output goes to `log`, too."""
 
     environment: dict[str, str]
     outputs: Path
     log: Path
 
     def redrive(self, reason: str) -> int:
-        """Send the dead letters of this reason back to their queue: how many went."""
+        """Redrive the dead letters with this reason; returns how many went back."""
         done = self._run("-A", "webhooks.app", "dlq", "redrive", "DLQ.webhooks", "--reason", reason, "--yes", "--json")
         return int(json.loads(done.stdout)["moved"])
 
     def export(self) -> None:
-        """Write the outcome log and the inventory of the broker."""
+        """Export the inventory and the outcome log."""
         self._run("-A", "webhooks.app", "inventory", "export", "--to", str(self.inventory))
         self._run("-A", "webhooks.app", "outcomes", "export", "--to", str(self.outcomes))
 
     def reconcile(self) -> int:
-        """Check the books: 0 balanced, 1 not."""
+        """Reconcile the books: 0 balanced, 1 not."""
         places = ("--outcomes", str(self.outcomes), "--inventory", str(self.inventory), "--output", str(self.books))
         return self._run("reconcile", *places, "--grace", "0", accepted=(0, 1)).returncode
 
     def web(self) -> None:
-        """Serve the operator's page, with the exported events and the books, until somebody ends it."""
+        """Serve the operator's page, with the exported events and the books, until it is interrupted."""
         words = ("-A", "webhooks.app", "web", "--port", "0", "--allow", "all", "--books", str(self.books))
         command = [sys.executable, "-m", "redelivery", *words]
         environment = self.environment | {"REDELIVERY_OUTCOME_ARCHIVE": str(self.outcomes)}
@@ -64,17 +63,17 @@ class Command:
 
     @property
     def outcomes(self) -> Path:
-        """Where the exported outcome events lie."""
+        """The folder of the exported events."""
         return self.outputs / "outcomes"
 
     @property
     def inventory(self) -> Path:
-        """Where the inventory lies."""
+        """The folder of the inventory."""
         return self.outputs / "inventory"
 
     @property
     def books(self) -> Path:
-        """Where the reconciliation writes."""
+        """The folder of the books."""
         return self.outputs / "books"
 
     def _run(self, *arguments: str, accepted: tuple[int, ...] = (0,)) -> subprocess.CompletedProcess[str]:

@@ -1,12 +1,13 @@
 """The demo: webhooks fail and are redelivered, workers are killed, and in the end the books are compared with the receiver's.
 
 1. A private broker and the receiver start; the webhooks are published; a worker with two children starts.
-2. A third of the way one pool child is killed, half-way the whole worker, which is then started again.
+2. When a third has ended, one pool child is killed. When half has ended, the whole worker is killed, and started again.
 3. When everything has ended, the broken endpoints are repaired and their dead letters redriven.
 4. The outcome log and the inventory are exported and reconciled, and every id is compared with the receiver's own journal.
 
-Exit code 0: balanced, nothing lost, the receiver agrees. 1: not so. 2: the demo could not run. 130: interrupted. On RabbitMQ, a
-worker that is killed between a record and its acknowledgement leaves an end that is recorded twice: it is named, and forgiven.
+Exit code 0: balanced, nothing lost, the receiver agrees. 1: one of these is not true. 2: the demo could not run. 130: interrupted.
+On RabbitMQ, a worker that is killed between a record and its acknowledgement leaves an end that is recorded twice. The demo names
+and accepts these.
 """
 
 from __future__ import annotations
@@ -44,14 +45,14 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 QUEUE = "webhooks"
-#: Seconds after which the demo stops to wait, whatever is left.
+#: Seconds after which the demo stops waiting.
 DEADLINE = 600.0
 LOOK_EVERY = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Everything that one run consists of."""
+    """All parts of one run."""
 
     webhooks: list[Webhook]
     random: Random
@@ -65,9 +66,9 @@ class Stage:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the demo; its exit code."""
+    """Run the demo; returns the exit code."""
     options = _parse(arguments)
-    for number in (signal.SIGINT, signal.SIGTERM):  # SIGINT, too: a shell without job control has its children ignore it
+    for number in (signal.SIGINT, signal.SIGTERM):  # SIGINT, too: in a shell without job control, children ignore it
         signal.signal(number, _interrupt)
     progress = report.Progress(sys.stderr if options.json else sys.stdout)
     with ExitStack() as stack:
@@ -75,7 +76,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _shown(options: argparse.Namespace, progress: report.Progress, stack: ExitStack) -> int:
-    """Run, print what came of it, and offer the page where that was asked for; the exit code."""
+    """Run, print the result, and serve the page with `--web`; returns the exit code."""
     try:
         account, balanced, stage = _run(options, progress, stack)
     except KeyboardInterrupt:
@@ -87,21 +88,21 @@ def _shown(options: argparse.Namespace, progress: report.Progress, stack: ExitSt
     show = report.as_json if options.json else report.table
     print(show(account, balanced=balanced, seconds=progress.seconds, outputs=stage.outputs), flush=True)
     if options.web:
-        progress.say("the page of all this; Ctrl-C ends it, and the broker")
+        progress.say("the operator's page; Ctrl-C ends it, and the broker")
         with suppress(KeyboardInterrupt):
             stage.command.web()
     return 0 if (balanced or account.only_doubled) and account.lost == 0 and not account.disagreements else 1
 
 
 def _run(options: argparse.Namespace, progress: report.Progress, outer: ExitStack) -> tuple[Account, bool, Stage]:
-    """The whole demo; with `--web` the broker stays until the outer stack is closed."""
+    """Run the demo. With `--web` the broker runs until the outer stack is closed."""
     with ExitStack() as stack:
         broker = private_broker(options.broker, QUEUE)
         progress.say(f"starting a private {broker.title}")
         stage = _set(options, progress, (outer if options.web else stack).enter_context(broker), stack)
         outputs = stage.outputs
         if options.sabotage:
-            progress.say(f"sabotage: {stage.broker.delete_one()} was deleted from the queue behind everybody's back")
+            progress.say(f"sabotage: {stage.broker.delete_one()} was deleted from the queue, without a record")
         progress.say("starting a worker with two children")
         stack.enter_context(stage.worker)
         _deliver(stage)
@@ -121,10 +122,10 @@ def _run(options: argparse.Namespace, progress: report.Progress, outer: ExitStac
 
 
 def _set(options: argparse.Namespace, progress: report.Progress, broker: Broker, stack: ExitStack) -> Stage:
-    """Start what the worker needs, and publish."""
+    """Start the receiver, make the parts of the run, and publish."""
     secret = secrets.token_hex(16)
     webhooks = plan(options.count, options.seed)
-    random = Random(options.seed)  # noqa: S311 - which child dies must be repeatable
+    random = Random(options.seed)  # noqa: S311 - the choice of the child must be repeatable
     outputs = _outputs()
     receiver = stack.enter_context(Receiver(outputs / "receiver.jsonl", seed=options.seed, secret=secret.encode()))
     environment = os.environ | {"WEBHOOKS_BROKER": broker.url, "WEBHOOKS_SECRET": secret, "PYTHONUNBUFFERED": "1"}
@@ -158,7 +159,7 @@ def _publish(stage: Stage) -> None:
 
 
 def _deliver(stage: Stage) -> None:
-    """Wait until every webhook has ended, and kill what is due to be killed on the way."""
+    """Wait until every webhook has ended, and kill a child and the worker on the way."""
     count = len(stage.webhooks)
     kills: list[tuple[int, Callable[[Stage], bool]]] = [(count // 3, _kill_child), (count // 2, _kill_worker)]
 
@@ -187,7 +188,7 @@ def _kill_worker(stage: Stage) -> bool:
 def _redrive(stage: Stage) -> None:
     request = urllib.request.Request(f"{stage.receiver.url}/repair", method="POST")  # noqa: S310 - our own loopback server
     with urllib.request.urlopen(request):  # noqa: S310 - as above
-        stage.progress.say("the broken endpoints are repaired; an operator redrives what died of them")
+        stage.progress.say("the broken endpoints are repaired; an operator redrives their dead letters")
     if not stage.watch.dead:
         return
     before = stage.watch.ended
@@ -197,7 +198,7 @@ def _redrive(stage: Stage) -> None:
 
 
 def _await(stage: Stage, what: str, is_done: Callable[[], bool]) -> None:
-    """Look at the outcome log until it is done, nothing is left to wait for, or the deadline is there."""
+    """Read the outcome log until `is_done`, or nothing is left to wait for, or the deadline has passed."""
     watch, deadline = stage.watch, time.monotonic() + DEADLINE
     while time.monotonic() < deadline:
         watch.look()
@@ -231,8 +232,8 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--count", type=_count, default=500, help="how many webhooks (500)")
     parser.add_argument("--seed", type=int, default=7, help="decides who fails, and how (7)")
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output; the rest goes to standard error")
-    parser.add_argument("--sabotage", action="store_true", help="delete one message behind everybody's back: must end with 1")
-    parser.add_argument("--web", action="store_true", help="end with the operator's page of what was just done")
+    parser.add_argument("--sabotage", action="store_true", help="delete one message without a record: must end with 1")
+    parser.add_argument("--web", action="store_true", help="end with the operator's page of this run")
     return parser.parse_args(arguments)
 
 

@@ -1,7 +1,4 @@
-"""The receiver's own log: one line of JSON for each request, written by nobody else. It is the witness against the books.
-
-The file is only appended to. A line that the receiver did not write is an error when the file is read.
-"""
+"""The receiver's own log: one line of JSON for each request. The demo compares the books with it."""
 
 from __future__ import annotations
 
@@ -22,8 +19,8 @@ __all__ = ["Journal", "Line", "read"]
 class Line:
     """One request.
 
-    `number` counts the requests of this id from 1; `status` is the answer's (0 where none was given); `processed` says that the
-    webhook took effect now, `repeated` that it had taken effect before and was not done again.
+    `number` counts the requests of this id from 1. `status` is that of the answer, 0 without an answer. `processed`: the webhook
+    took effect now. `repeated`: it had taken effect before, and was not done again.
     """
 
     id: str
@@ -45,13 +42,13 @@ class Journal:
         self._processed: set[str] = set()
 
     def arrive(self, webhook_id: str) -> int:
-        """Count a request: its number, from 1."""
+        """Count a request; returns its number, from 1."""
         with self._lock:
             self._requests[webhook_id] += 1
             return self._requests[webhook_id]
 
     def write(self, webhook_id: str, number: int, *, scenario: str, status: int, accept: bool) -> Line:
-        """Record what was done. Where `accept` is true the webhook takes effect, unless it had done so before."""
+        """Record a request. With `accept` the webhook takes effect, unless it already had."""
         with self._lock:
             repeated = accept and webhook_id in self._processed
             line = Line(webhook_id, number, time.time_ns() // 1_000_000, scenario, status, accept and not repeated, repeated)
@@ -68,6 +65,6 @@ class Journal:
 
 
 def read(path: Path) -> list[Line]:
-    """All lines of a log, in the order in which they were written. Raises `TypeError` or `ValueError` on a foreign line."""
+    """All lines of a log, in order. Raises `TypeError` or `ValueError` on a foreign line."""
     with path.open(encoding="utf-8") as file:
         return [Line(**json.loads(line)) for line in file]

@@ -1,8 +1,8 @@
-"""A private RabbitMQ node, from the distribution's package: for the demo, and for the project's tests.
+"""A private RabbitMQ node from Debian's package, for the demo and for the project's tests.
 
-It listens on the loopback alone, with ports, an epmd, a cookie and data of its own; it is ended by its process id, and starts
-again with its data where it was ended. Nothing of the machine's own RabbitMQ is touched: no service, no configuration, no user.
-Both end with the process that started them, even where that is killed. It takes 6 s to start on an idle machine.
+It listens on the loopback, with its own ports, epmd, cookie and data. It does not touch the machine's own RabbitMQ. After an end
+it can be started again with its data. Node and epmd end with the process that started them, even if that is killed. A start takes
+6 s on an idle machine.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from redelivery.errors import BrokerError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-#: Debian's own places; the commands on the path are wrappers, which insist on a user that they switch to.
+#: Debian's programs. The commands on the path are wrappers, which switch to another user.
 PROGRAMS = Path("/usr/lib/rabbitmq/bin")
-#: What stands beside it: Erlang's name service.
+#: Erlang's name service.
 EPMD = "epmd"
 MISSING = "there is no RabbitMQ on this machine: install it (as root: apt-get install --no-install-recommends rabbitmq-server)"
-#: Seconds that a node may take to start, and a command of its to answer.
+#: Seconds that a node may take to start, and a command to answer.
 TIMEOUT, COMMAND_TIMEOUT = 240.0, 120.0
-#: A program whose group is killed when nobody holds the other end of its standard input: who started it has ended.
+#: Runs a program, and kills its group when its standard input is closed, because the starting process has ended.
 LIFELINE = 'exec 3<&0 </dev/null; (read -r _ <&3; kill -KILL 0) & exec 3<&-; exec "$@"'
-#: The user that every node has, and that only the loopback may be.
+#: The default user, which RabbitMQ accepts only from the loopback.
 USER = "guest"
-#: Characters of the node's own words that an error repeats.
+#: The last characters of the node's output in an error.
 MAX_SAID = 3000
 #: No busy waiting of the schedulers, and nothing beyond the loopback.
 ERLANG = "-kernel inet_dist_use_interface {127,0,0,1} +S 2:2 +sbwt none +sbwtdcpu none +sbwtdio none"
@@ -52,7 +52,7 @@ log.console = false
 
 
 def is_installed() -> bool:
-    """Whether this machine has RabbitMQ where Debian puts it."""
+    """Whether this machine has Debian's RabbitMQ."""
     return (PROGRAMS / "rabbitmq-server").exists() and shutil.which(EPMD) is not None
 
 
@@ -68,7 +68,7 @@ class RabbitNode:
 
     @property
     def port(self) -> int:
-        """Where AMQP is spoken."""
+        """The port of AMQP."""
         return self.ports[0]
 
     @property
@@ -78,18 +78,18 @@ class RabbitNode:
 
     @property
     def url(self) -> str:
-        """The address of its first virtual host, as Celery takes it."""
+        """The broker URL for Celery, of the first virtual host."""
         return f"amqp://{USER}:{USER}@127.0.0.1:{self.port}//"
 
     @property
     def environment(self) -> dict[str, str]:
-        """What the node and its commands need."""
+        """The environment of the node and its commands."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("RABBITMQ_", "ERL_"))}
         return kept | {
             "HOME": str(self.folder),
             "ERL_EPMD_PORT": str(self.ports[1]),
             "ERL_EPMD_ADDRESS": "127.0.0.1",
-            # Whatever of Erlang finds no epmd starts one that nobody knows of, and that nobody ends.
+            # Otherwise a program of Erlang that finds no epmd starts one that never ends.
             "ERL_ZFLAGS": "-start_epmd false",
             "RABBITMQ_NODENAME": self.name,
             "RABBITMQ_NODE_PORT": str(self.port),
@@ -105,7 +105,7 @@ class RabbitNode:
         }
 
     def start(self) -> Self:
-        """Start it, again where it was ended, and wait until it answers. Raises `BrokerError` where it does not."""
+        """Start the node, or start it again, and wait until it answers. Raises `BrokerError` if it does not."""
         if not is_installed():
             raise BrokerError(MISSING)
         if not self.port:
@@ -118,13 +118,13 @@ class RabbitNode:
         return self
 
     def kill(self) -> None:
-        """SIGKILL it, with the helpers that it started."""
+        """SIGKILL the node and its helpers."""
         if self.process is not None:
             _end(self.process)
             self.process = None
 
     def stop(self) -> None:
-        """End it for good, and its epmd."""
+        """End the node and its epmd."""
         self.kill()
         if self.epmd is not None:
             _end(self.epmd)
@@ -132,14 +132,14 @@ class RabbitNode:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[Self]:
-        """Start it, and end it for good, whatever happens. Raises as `start`."""
+        """Start the node, and end it with the block. Raises as `start`."""
         try:
             yield self.start()
         finally:
             self.stop()
 
     def ctl(self, *words: str) -> str:
-        """Run `rabbitmqctl`, which takes a second or two of CPU: what it said. Raises `BrokerError` where it fails."""
+        """Run `rabbitmqctl`, which takes a second or two of CPU; returns its output. Raises `BrokerError` if it fails."""
         command = [str(PROGRAMS / "rabbitmqctl"), "-n", self.name, "--quiet", *words]
         done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=COMMAND_TIMEOUT, check=False)
         if done.returncode:
@@ -148,7 +148,7 @@ class RabbitNode:
         return done.stdout
 
     def prepare(self) -> None:
-        """Write what it starts with: `rabbitmq.conf`, and `plugins`, which may be added to before it does."""
+        """Write the files of the node: `rabbitmq.conf`, and `plugins`, to which a caller may add before the start."""
         self.ports = _free_ports()
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / "rabbitmq.conf").write_text(CONF.format(port=self.port))
@@ -177,7 +177,7 @@ class RabbitNode:
                 how = "ended" if process.poll() is not None else "does not answer"
                 msg = f"the private {what} {how}: {log or 'it said nothing'}"
                 raise BrokerError(msg)
-            time.sleep(0.1)  # a starting node says nothing that one could wait for
+            time.sleep(0.1)  # a starting node gives no signal
 
     def _resolves(self) -> bool:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.ports[1]), 5):
@@ -195,7 +195,7 @@ class RabbitNode:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """SIGKILL it and its group."""
+    """SIGKILL a process and its group."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait(30)
@@ -204,7 +204,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _free_ports() -> tuple[int, int, int]:
-    """Three ports that nobody listens at."""
+    """Three free ports."""
     with contextlib.ExitStack() as stack:
         found = []
         for _ in range(3):

@@ -1,8 +1,4 @@
-"""A private RabbitMQ: a node of Debian's package, on ports of the loopback, in a directory of its own.
-
-It offers what the demo asks of a broker, and a URL for Celery. It is ended by its process id, with its epmd, and removes its
-directory. On a machine without RabbitMQ, an error says what to install.
-"""
+"""The demo's `Broker` on RabbitMQ: a private node, in a directory that is removed at the end."""
 
 from __future__ import annotations
 
@@ -27,10 +23,10 @@ __all__ = ["RabbitMQ"]
 
 
 class RabbitMQ:
-    """A running node; use it in a `with` block. Raises `BrokerError` where it does not start, or is not installed."""
+    """A running node; use it in a `with` block. Raises `BrokerError` if it does not start, or is not installed."""
 
     title = "RabbitMQ"
-    # Longer than on Redis: a delayed message is on its way from level to level, and is nowhere for an instant.
+    # Longer than on Redis: a delayed message that moves to another level is in no queue for a moment.
     quiet = 10.0
     may_repeat = True
 
@@ -49,17 +45,17 @@ class RabbitMQ:
         return self._node.url
 
     def events(self) -> list[Event]:
-        """What was recorded since it was last asked, heard through a queue of the demo's own beside the outcome log."""
+        """The events since the last call, received through a separate queue."""
         return [] if self._listening is None else list(self._listening.heard())
 
     def held(self) -> int:
-        """How many messages wait, are delayed, or are with a worker; the last is what no client is told, and the operator is."""
+        """The number of messages that wait, are delayed, or are with a worker. Only `rabbitmqctl` tells the last figure."""
         delayed = sum(depth_of(self._connection, self._names.level(bit)) or 0 for bit in range(BITS))
         rows = json.loads(self._node.ctl("list_queues", "name", "messages", "--formatter", "json"))
         return delayed + sum(int(row["messages"]) for row in rows if row["name"] == self._queue)
 
     def delete_one(self) -> str:
-        """Take the message that was published first, and acknowledge it; its task id."""
+        """Take the oldest message, and acknowledge it; returns its task id."""
         with self._connection.channel() as channel:
             message = channel.basic_get(self._queue, no_ack=True)
         if message is None:

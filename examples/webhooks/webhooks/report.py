@@ -1,7 +1,6 @@
-"""What the demo shows: progress while it runs, and a table or one JSON object at the end.
+"""The output of the demo: its progress, and a table or one JSON object at the end.
 
-Lines for people go to one stream; the JSON object alone goes to standard output. On a
-terminal the progress is one line that changes; elsewhere it is a plain line now and then.
+On a terminal the progress is one line that changes. Elsewhere it is a plain line now and then.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ MAX_DISAGREEMENTS = 20
 
 
 class Progress:
-    """Tells people what is going on."""
+    """Shows the progress to people."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -34,11 +33,11 @@ class Progress:
         self._started = time.monotonic()
 
     def say(self, text: str) -> None:
-        """One thing that happened."""
+        """Print one event."""
         self._write(f"{CLEAR if self._changes else ''}{self._elapsed()}  {text}\n")
 
     def update(self, text: str) -> None:
-        """How far it is."""
+        """Show the progress."""
         now = time.monotonic()
         if self._changes:
             self._write(f"{CLEAR}{self._elapsed()}  {text}")
@@ -48,7 +47,7 @@ class Progress:
 
     @property
     def seconds(self) -> float:
-        """Since the start."""
+        """The time since the start."""
         return time.monotonic() - self._started
 
     def _elapsed(self) -> str:
@@ -71,7 +70,7 @@ def table(account: Account, *, balanced: bool, seconds: float, outputs: Path) ->
         ("dead-lettered", sum(account.deaths.values()), reasons),
         ("redriven", account.redriven, ""),
         ("redriven, then succeeded", account.redriven_succeeded, ""),
-        ("still dead-lettered", account.dead_lettered, "what no repair can help"),
+        ("still dead-lettered", account.dead_lettered, "not repairable"),
         ("in flight", account.in_flight, ""),
         ("duplicated", account.duplicated, f"{account.possible_repeats} may have run twice, and are named in books/repeats"),
         ("lost", account.lost, named.removeprefix(": ")),

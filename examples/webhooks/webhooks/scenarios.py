@@ -1,7 +1,4 @@
-"""How the receiver treats a webhook: decided by the webhook's id and a seed alone, so that a run can be repeated and foretold.
-
-A seed and an id give a `Scenario` and the number of tries that it spoils. Nothing here is random.
-"""
+"""How the receiver treats a webhook. Only its id and a seed decide that, so a run can be repeated and its end is known before."""
 
 from __future__ import annotations
 
@@ -13,24 +10,24 @@ __all__ = ["PERMANENT", "Scenario", "Treatment", "Webhook", "plan", "treatment_o
 
 
 class Scenario(StrEnum):
-    """What a receiver does to a webhook."""
+    """What the receiver does with a webhook."""
 
     ACCEPT = "accept"  # 200 at once
     BUSY = "busy"  # 503 with Retry-After, then 200
     SILENT = "silent"  # no answer until the sender gives up, then 200
-    RESET = "reset"  # the connection is reset before anything was done, then 200
+    RESET = "reset"  # the connection is reset before any work, then 200
     REPLY_LOST = "reply_lost"  # done, but the connection is reset before the answer; then 200 without doing it again
-    SLOW = "slow"  # 200, whose body drips
+    SLOW = "slow"  # 200, with a slow body
     GONE = "gone"  # 410, for good
     REFUSED = "refused"  # 422, for good
     BROKEN = "broken"  # 500 until somebody repairs the endpoint
-    POISON = "poison"  # kills the process that prepares it, and so never arrives
+    POISON = "poison"  # kills the process that sends it, and never arrives
 
 
 #: Answers after which a webhook must not be sent again.
 PERMANENT = frozenset({Scenario.GONE, Scenario.REFUSED})
 
-#: Of 100 webhooks, how many meet each scenario.
+#: The number of each scenario in 100 webhooks.
 SHARES = {
     Scenario.BUSY: 10,
     Scenario.SILENT: 4,
@@ -46,7 +43,7 @@ MAX_SPOILT = 2
 
 @dataclass(frozen=True, slots=True)
 class Treatment:
-    """A scenario, and how many of the first tries it spoils (where it spoils any)."""
+    """A scenario, and how many of the first tries it spoils, if any."""
 
     scenario: Scenario
     spoilt_tries: int
@@ -61,7 +58,7 @@ class Webhook:
 
 
 def treatment_of(seed: int, webhook_id: str) -> Treatment:
-    """What the receiver does to the webhook of this id."""
+    """The treatment of the webhook with this id."""
     digest = hashlib.sha256(f"{seed}:{webhook_id}".encode()).digest()
     drawn = int.from_bytes(digest[:8], "big") % 100
     spoilt = 1 + digest[8] % MAX_SPOILT
@@ -73,7 +70,7 @@ def treatment_of(seed: int, webhook_id: str) -> Treatment:
 
 
 def plan(count: int, seed: int) -> list[Webhook]:
-    """The webhooks of one run: exactly one of them is poison, in the first half."""
+    """The webhooks of one run. One of them is poison, in the first half."""
     poison = seed % max(count // 2, 1)
     names = [f"webhook-{number:05d}" for number in range(count)]
     return [

@@ -1,7 +1,7 @@
-"""The receiver: an HTTP server on the loopback that treats each webhook as its scenario says, as real endpoints do.
+"""The receiver: an HTTP server on the loopback that treats each webhook as its scenario says.
 
-It takes `POST /webhooks` with a signature, and `POST /repair`, by which the operator of the broken endpoints repairs them. It
-writes a line into the journal for each request, before it answers. A wrong signature is refused (401).
+It accepts signed webhooks at `POST /webhooks`; a wrong signature gets 401. `POST /repair` repairs the broken endpoints. It writes a
+line into the journal for each webhook, before it answers.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ if TYPE_CHECKING:
 
 __all__ = ["RETRY_AFTER", "Receiver"]
 
-#: Seconds that a busy endpoint asks for.
+#: The `Retry-After` of a busy endpoint, in seconds.
 RETRY_AFTER = 1
-#: Seconds for which a silent endpoint holds the connection; longer than the sender waits.
+#: Seconds that a silent endpoint holds the connection, longer than the sender waits.
 SILENCE = 1.5
 #: Seconds between the pieces of a slow body.
 DRIP = 0.05
 
-#: How a spoilt try is answered; the other scenarios give no answer.
+#: The answers to a spoilt try. Other scenarios give no answer.
 REFUSALS = {
     Scenario.BUSY: HTTPStatus.SERVICE_UNAVAILABLE,
     Scenario.GONE: HTTPStatus.GONE,
     Scenario.REFUSED: HTTPStatus.UNPROCESSABLE_ENTITY,
     Scenario.BROKEN: HTTPStatus.INTERNAL_SERVER_ERROR,
 }
-#: What spoils the first tries only.
+#: Scenarios that spoil only the first tries.
 PASSING = frozenset({Scenario.BUSY, Scenario.SILENT, Scenario.RESET, Scenario.REPLY_LOST})
 
 
@@ -55,7 +55,7 @@ class _Server(ThreadingHTTPServer):
         self.closing = threading.Event()
 
     def shutdown_request(self, request: Any) -> None:
-        """Close a connection; one that is to be reset without the goodbye that the base class says first."""
+        """Close a connection. A connection that must be reset is closed without a shutdown."""
         lingers, _ = struct.unpack("ii", request.getsockopt(socket.SOL_SOCKET, socket.SO_LINGER, 8))
         if lingers:
             self.close_request(request)
@@ -63,14 +63,14 @@ class _Server(ThreadingHTTPServer):
             super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing: a sender that was killed in mid-request is what this demo is about."""
+        """Print nothing: the demo kills senders in the middle of requests."""
 
 
 class _Handler(BaseHTTPRequestHandler):
     server: _Server
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's name
-        """Say nothing: the journal is the log."""
+        """Print nothing: the journal is the log."""
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
@@ -128,7 +128,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _hang_up(self, *, after: float) -> None:
         self.server.closing.wait(after)
-        # A linger time of zero makes the kernel send a reset where it would say goodbye.
+        # With a linger time of zero, the kernel resets the connection.
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.close_connection = True
 
@@ -143,7 +143,7 @@ class Receiver:
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """The address of the receiver."""
         return f"http://127.0.0.1:{self._server.server_port}"
 
     def __enter__(self) -> Self:

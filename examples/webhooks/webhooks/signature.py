@@ -1,8 +1,4 @@
-"""The signature of a webhook: HMAC-SHA256 over its timestamp and body, so that neither can be changed or sent again much later.
-
-Makes the value of the `Webhook-Signature` header from a secret, a timestamp and a body, and checks such a value. It refuses a
-timestamp that is further than `TOLERANCE` from the receiver's clock.
-"""
+"""The signature of a webhook: HMAC-SHA256 over its timestamp and body, so that it cannot be changed, or sent again much later."""
 
 from __future__ import annotations
 
@@ -23,7 +19,7 @@ def sign(secret: bytes, timestamp: int, body: bytes) -> str:
 
 
 def verify(secret: bytes, timestamp: str, signature: str, body: bytes, *, now: float) -> bool:
-    """Whether the signature is this body's, and recent."""
+    """Whether the signature is that of this body, and recent."""
     if not timestamp.isdecimal() or abs(now - int(timestamp)) > TOLERANCE:
         return False
     return hmac.compare_digest(sign(secret, int(timestamp), body).encode(), signature.encode())

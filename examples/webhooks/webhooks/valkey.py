@@ -1,7 +1,6 @@
-"""A private Redis: the Valkey server from PyPI, on a unix socket in a directory of its own, with its append-only file on.
+"""The demo's `Broker` on Redis: the Valkey server from PyPI with an append-only file, on a unix socket, without a port.
 
-It offers what the demo asks of a broker, and a URL for Celery. It listens on no port, is ended by its process id, and removes its
-directory.
+Its directory is removed at the end.
 """
 
 from __future__ import annotations
@@ -25,21 +24,21 @@ if TYPE_CHECKING:
 
 __all__ = ["Valkey"]
 
-#: Seconds that the server has to start and to stop.
+#: Seconds that the server may take to start and to stop.
 TIMEOUT = 60.0
-#: How many entries of the outcome log are read at once.
+#: The number of events in one read of the outcome log.
 BATCH = 1000
 
 
 class Valkey:
-    """A running server; use it in a `with` block. Raises `RuntimeError` where it does not start."""
+    """A running server; use it in a `with` block. Raises `RuntimeError` if it does not start."""
 
     title = "Redis"
     quiet = 5.0
     may_repeat = False
 
     def __init__(self, queue: str) -> None:
-        # Not below the outputs: the path of a unix socket may have 107 bytes.
+        # Not below the outputs: the path of a unix socket has at most 107 bytes.
         self._directory = Path(tempfile.mkdtemp(prefix="webhooks-"))
         self._socket = self._directory / "broker.sock"
         self._process: subprocess.Popen[bytes] | None = None
@@ -54,7 +53,7 @@ class Valkey:
         return f"redis+socket://{self._socket}"
 
     def events(self) -> list[Event]:
-        """What was recorded since it was last asked."""
+        """The events since the last call."""
         events: list[Event] = []
         while True:
             answer = self._client.xrange(self._keys.outcomes, self._cursor, count=BATCH)
@@ -65,14 +64,14 @@ class Valkey:
             events += entries(found)
 
     def held(self) -> int:
-        """How many messages wait, are delayed, or are with a worker."""
+        """The number of messages that wait, are delayed, or are with a worker."""
         keys, client = self._keys, self._client
         queued = sum(int(client.llen(keys.list(name))) for name in keys.list_names(self._queue))
         delayed = sum(int(client.zcard(keys.due(name))) for name in keys.list_names(self._queue))
         return queued + delayed + int(client.hlen(keys.unacked))
 
     def delete_one(self) -> str:
-        """Delete the message that was published last; its task id."""
+        """Delete the newest message; returns its task id."""
         raw = self._client.lindex(self._queue, 0)
         if not isinstance(raw, bytes) or self._client.lrem(self._queue, 1, raw.decode()) != 1:
             msg = f"there was no message in {self._queue} to delete"
@@ -83,7 +82,7 @@ class Valkey:
         options = {"port": "0", "unixsocket": str(self._socket), "dir": str(self._directory), "appendonly": "yes", "save": ""}
         command = [str(get_binary_path()), *(part for name, value in options.items() for part in (f"--{name}", value))]
         with (self._directory / "broker.log").open("wb") as log:
-            # A session of its own: Ctrl-C is for the demo, which ends the broker last.
+            # A separate session: Ctrl-C goes to the demo, which ends the broker last.
             self._process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
         try:
             self._await_answer(self._process)

@@ -1,7 +1,6 @@
-"""The progress of a run, told by the outcome events while they are recorded.
+"""The progress of a run, from the outcome events while they are recorded: how many tasks have ended, wait or died.
 
-It tells how many tasks have ended, wait or died, and whether anything is left to wait for. It only reads the broker; the log is
-exported when the run has ended.
+It only reads the broker.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ __all__ = ["Watch"]
 
 
 class Watch:
-    """What has been recorded so far."""
+    """The events so far."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -28,7 +27,7 @@ class Watch:
         self.outcomes: Counter[str] = Counter()
 
     def look(self) -> None:
-        """Read what is new."""
+        """Read the new events."""
         for event in self._broker.events():
             self._changed = time.monotonic()
             self.outcomes[event.outcome] += 1
@@ -38,7 +37,7 @@ class Watch:
 
     @property
     def ended(self) -> int:
-        """How many tasks have come to an end; one that was redriven lives again."""
+        """How many tasks have ended. A redriven task has not, until it ends again."""
         return sum(outcome in TERMINAL for _, outcome in self._last.values())
 
     @property
@@ -48,13 +47,13 @@ class Watch:
 
     @property
     def dead(self) -> int:
-        """How many lie in a dead-letter queue."""
+        """How many are in a dead-letter queue."""
         return sum(outcome == Outcome.DEAD_LETTERED for _, outcome in self._last.values())
 
     def has_ended(self, count: int) -> bool:
-        """Whether so many tasks have ended, and nothing is on its way that a crash has doubled."""
+        """Whether this many tasks have ended, and no copy of a message is left after a crash."""
         return self.ended >= count and not (self._broker.may_repeat and self._broker.held())
 
     def is_idle(self) -> bool:
-        """Whether nothing was recorded for a while, and the broker holds nothing that could still be delivered."""
+        """Whether no event came for a while, and the broker has no message to deliver."""
         return time.monotonic() - self._changed > self._broker.quiet and self._broker.held() == 0

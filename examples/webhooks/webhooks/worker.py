@@ -1,7 +1,4 @@
-"""The worker: Celery's own command with two pool children, in a process group of its own, to be killed in part or whole.
-
-It is given the broker's address and a log file. When it is stopped, all its children are gone.
-"""
+"""The worker: Celery's own command with two pool children, in its own process group, so that it can be killed in part or whole."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["CHILDREN", "Worker"]
 
 CHILDREN = 2
-#: Seconds that a worker has to finish what it runs when it is asked to stop.
+#: Seconds that a stopping worker has for its running tasks.
 TIMEOUT = 60.0
 HOME = Path(__file__).resolve().parent.parent
 
@@ -33,7 +30,7 @@ class Worker:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start it, or start it again."""
+        """Start the worker, or start it again."""
         command = [sys.executable, "-m", "celery", "-A", "webhooks.app", "worker", "--pool", "prefork"]
         command += ["--concurrency", str(CHILDREN), "--loglevel", "INFO", "--without-gossip", "--without-mingle"]
         with self._log.open("ab") as log:
@@ -51,7 +48,7 @@ class Worker:
         return self._process is not None and self._process.poll() is None
 
     def kill_child(self) -> int | None:
-        """SIGKILL one pool child: its process id, or None where there is none at this moment."""
+        """SIGKILL one pool child; returns its process id, or None if there is no child now."""
         children = self._children()
         if not children:
             return None
@@ -60,7 +57,7 @@ class Worker:
         return child
 
     def kill(self) -> None:
-        """SIGKILL the whole process group, as a machine does that runs out of memory."""
+        """SIGKILL the whole process group, as after a lack of memory."""
         if self._process is None:
             return
         self._kill_group(self._process.pid)
@@ -68,7 +65,7 @@ class Worker:
         self._process = None
 
     def stop(self) -> None:
-        """Ask it to stop, and kill what is left of it."""
+        """Ask the worker to stop, and kill what is left of it."""
         if self._process is None:
             return
         self._process.terminate()

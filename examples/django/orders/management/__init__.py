@@ -1,1 +1,1 @@
-"""Its commands."""
+"""The app's commands."""

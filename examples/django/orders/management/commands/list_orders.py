@@ -1,4 +1,4 @@
-"""`manage.py list_orders`: one JSON object, order by order."""
+"""`manage.py list_orders`: all orders as one JSON list."""
 
 from __future__ import annotations
 
@@ -17,5 +17,5 @@ class Command(BaseCommand):
     help = "Print the orders as JSON."
 
     def handle(self, *_: object, **__: object) -> None:
-        """Print them."""
+        """Print the orders."""
         self.stdout.write(json.dumps([[order.card, order.status, order.attempts] for order in Order.objects.all()]))

@@ -1,4 +1,4 @@
-"""`manage.py make_users`: an operator, somebody of the support, and somebody who is neither."""
+"""`manage.py make_users`: an operator, a user of the support, and a user without a group."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ __all__ = ["Command"]
 class Command(BaseCommand):
     """The command."""
 
-    help = "Make three users, each with his name as password."
+    help = "Make three users, each with the name as password."
 
     def handle(self, *_: object, **__: object) -> None:
-        """Make them."""
+        """Make the users."""
         for name, group in (("olga", "operators"), ("carl", "support"), ("bea", "")):
             user = User.objects.create_user(name, password=name)
             if group:

@@ -1,4 +1,4 @@
-"""`manage.py place_orders`: orders in one transaction; their tasks are published when it is committed."""
+"""`manage.py place_orders`: orders in one transaction. Their tasks are published after the commit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Command(BaseCommand):
     help = "Place eight orders."
 
     def handle(self, *_: object, **__: object) -> None:
-        """Place them. `delay_on_commit` is Celery's own, of its task class for Django."""
+        """Place the orders. `delay_on_commit` comes from Celery's task class for Django."""
         with transaction.atomic():
             for card in CARDS:
                 charge.delay_on_commit(Order.objects.create(card=card).pk)
