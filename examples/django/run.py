@@ -50,8 +50,7 @@ class Shop:
 
     def letters(self) -> int:
         """The number of dead letters."""
-        queues = json.loads(self.redelivery("dlq", "list", "--json"))
-        return sum(queue["letters"] for queue in (queues["queues"] if isinstance(queues, dict) else queues))
+        return sum(queue["letters"] for queue in json.loads(self.redelivery("dlq", "list", "--json")))
 
     def audit(self) -> list[dict[str, str]]:
         """The audit, the oldest record first."""

@@ -61,7 +61,6 @@ class Progress:
 def table(account: Account, *, balanced: bool, seconds: float, outputs: Path) -> str:
     """The figures for people."""
     reasons = ", ".join(f"{reason} {count}" for reason, count in account.deaths.items())
-    named = f": {', '.join(account.lost_ids)}" if account.lost_ids else ""
     agreement = "agrees on every id" if not account.disagreements else f"DISAGREES on {len(account.disagreements)} points"
     rows = [
         ("published", account.published, ""),
@@ -73,7 +72,7 @@ def table(account: Account, *, balanced: bool, seconds: float, outputs: Path) ->
         ("still dead-lettered", account.dead_lettered, "not repairable"),
         ("in flight", account.in_flight, ""),
         ("duplicated", account.duplicated, f"{account.possible_repeats} may have run twice, and are named in books/repeats"),
-        ("lost", account.lost, named.removeprefix(": ")),
+        ("lost", account.lost, ", ".join(account.lost_ids)),
     ]
     lines = ["", *(f"  {name:<28}{count:>6}   {note}".rstrip() for name, count, note in rows), ""]
     lines.append(f"  books        {_books(account, balanced=balanced)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -60,7 +61,8 @@ class Worker:
         """SIGKILL the whole process group, as after a lack of memory."""
         if self._process is None:
             return
-        self._kill_group(self._process.pid)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         self._process = None
 
@@ -70,9 +72,8 @@ class Worker:
             return
         self._process.terminate()
         try:
-            self._process.wait(TIMEOUT)
-        except subprocess.TimeoutExpired:
-            pass
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(TIMEOUT)
         finally:
             self.kill()
 
@@ -91,10 +92,3 @@ class Worker:
             return []
         pid = self._process.pid
         return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()]
-
-    @staticmethod
-    def _kill_group(group: int) -> None:
-        try:
-            os.killpg(group, signal.SIGKILL)
-        except ProcessLookupError:
-            return
