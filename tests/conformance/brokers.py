@@ -171,7 +171,7 @@ class Place:
         with self.server.connection() as connection:
             assert connection.default_channel.basic_get(name, no_ack=True) is not None
 
-    def there(self, name: str) -> list[dict[str, Any]]:
+    def messages(self, name: str) -> list[dict[str, Any]]:
         """The messages of a queue, the next one first. RabbitMQ marks them as delivered."""
         assert not isinstance(self.server, Files)
         if isinstance(self.server, Server):
@@ -181,7 +181,7 @@ class Place:
 
     def ids(self, name: str) -> list[str]:
         """The task ids of the messages of a queue, the next one first."""
-        return [message["headers"]["id"] for message in self.there(name)]
+        return [message["headers"]["id"] for message in self.messages(name)]
 
 
 def letter(

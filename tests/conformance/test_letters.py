@@ -134,7 +134,7 @@ def test_a_redriven_message_is_what_it_was(place: Place) -> None:
     place.put(letter(message))
     desk = place.desk()
     assert desk.json("dlq", "redrive", LETTERS, "--all")["moved"] == 1
-    (again,) = place.there(place.queue_of(QUEUE, 6))
+    (again,) = place.messages(place.queue_of(QUEUE, 6))
     assert again["body"] == message["body"]
     headers = again["headers"]
     assert (headers["tenant"], headers["nested"]) == ("täglich", {"a": [1, None, {"b": True}]})
@@ -157,7 +157,7 @@ def test_a_letter_is_edited_on_its_way_back(place: Place) -> None:
     changes.write_text(json.dumps({"args": [5], "kwargs": {}}))
     done = desk.json("dlq", "redrive", LETTERS, "--id", "one", "--with", str(changes), "--to", "other")
     assert done["by_queue"] == {"other": 1}
-    (again,) = place.there("other")
+    (again,) = place.messages("other")
     assert again["properties"]["delivery_info"]["routing_key"] == "other"
 
 

@@ -94,7 +94,7 @@ SENT: dict[str, tuple[str, str, tuple[Any, ...], dict[str, Any]]] = {
 
 
 @dataclass
-class Yard:
+class Sent:
     """The shop of one broker, and the id and time of each publication."""
 
     shop: Shop
@@ -107,7 +107,7 @@ class Yard:
         self.ids[name] = self.shop.send(task, *args, **options)
 
     def ended(self, name: str, outcome: str) -> Event:
-        """The message's last event."""
+        """Wait until the message has this outcome; returns the event."""
         return self.shop.ended(self.ids[name], outcome, 120)
 
     def outcomes(self, name: str) -> list[str]:
@@ -129,65 +129,65 @@ class Yard:
 
 
 @pytest.fixture(scope="module")
-def yard(shared_place: Place) -> Iterator[Yard]:
+def sent(shared_place: Place) -> Iterator[Sent]:
     """A shop with one worker, for all tests of this broker."""
     shop = shared_place.shop(settings={"queues": QUEUES})
-    yard = Yard(shop)
+    sent = Sent(shop)
     for queue in dict.fromkeys(queue for queue, _ in EARLY.values()):
         shared_place.declare(shop, queue)
     for name, (queue, options) in EARLY.items():
-        yard.send(name, "ok", queue=queue, **options)
-    until(lambda: time.time() > max(yard.at.values()) + BRIEF + 0.5, what="all of them to be over")
+        sent.send(name, "ok", queue=queue, **options)
+    until(lambda: time.time() > max(sent.at.values()) + BRIEF + 0.5, what="all of them to be over")
     shop.start("-Q", ",".join(CONSUMED), concurrency=3)
     for name, (queue, task, args, options) in SENT.items():
-        yard.send(name, task, *args, queue=queue, **options)
-    yield yard
+        sent.send(name, task, *args, queue=queue, **options)
+    yield sent
     shop.stop()
 
 
 # redelivery
 
 
-def test_only_the_failed_message_waits(yard: Yard) -> None:
+def test_only_the_failed_message_waits(sent: Sent) -> None:
     """Messages behind it in its queue run before its next attempt (Artemis A1)."""
-    yard.ended("waits", "succeeded")
-    yard.ended("flows", "succeeded")
-    first, again = yard.runs("waits")
-    (flowed,) = yard.runs("flows")
+    sent.ended("waits", "succeeded")
+    sent.ended("flows", "succeeded")
+    first, again = sent.runs("waits")
+    (flowed,) = sent.runs("flows")
     assert again["at"] >= first["at"] + 5
     assert flowed["at"] < again["at"]
 
 
-def test_no_delay_is_no_delay(yard: Yard) -> None:
+def test_no_delay_is_no_delay(sent: Sent) -> None:
     """0 is a real value (Artemis A2): four attempts run without a wait."""
-    yard.ended("at once", "dead_lettered")
-    scheduled = [event for event in yard.shop.events_of(yard.ids["at once"]) if event.outcome == "redelivery_scheduled"]
+    sent.ended("at once", "dead_lettered")
+    scheduled = [event for event in sent.shop.events_of(sent.ids["at once"]) if event.outcome == "redelivery_scheduled"]
     assert [event.delay_ms for event in scheduled] == [0, 0, 0]
-    assert len(yard.runs("at once")) == 4
+    assert len(sent.runs("at once")) == 4
 
 
-def test_delays_double_up_to_the_cap(yard: Yard) -> None:
+def test_delays_double_up_to_the_cap(sent: Sent) -> None:
     """1 s, 2 s, 3 s (Artemis A3, A4), and never early."""
-    yard.ended("doubles", "dead_lettered")
-    scheduled = [event for event in yard.shop.events_of(yard.ids["doubles"]) if event.outcome == "redelivery_scheduled"]
+    sent.ended("doubles", "dead_lettered")
+    scheduled = [event for event in sent.shop.events_of(sent.ids["doubles"]) if event.outcome == "redelivery_scheduled"]
     assert [event.delay_ms for event in scheduled] == [1000, 2000, 3000]
-    times = [run["at"] for run in yard.runs("doubles")]
+    times = [run["at"] for run in sent.runs("doubles")]
     assert [later - earlier >= seconds for earlier, later, seconds in zip(times, times[1:], (1, 2, 3), strict=False)] == [True] * 3
 
 
-def test_one_queue_has_no_limit_where_all_others_have_theirs(yard: Yard) -> None:
+def test_one_queue_has_no_limit_where_all_others_have_theirs(sent: Sent) -> None:
     """-1 (Artemis A9): it succeeds at its thirteenth attempt."""
-    assert yard.ended("never gives up", "succeeded").attempt == 13
+    assert sent.ended("never gives up", "succeeded").attempt == 13
 
 
 @pytest.mark.parametrize(
     ("name", "attempts", "target"),
     [("exact", 1, "eu.graves"), ("one word", 3, "eu.graves"), ("many words", 3, "DLQ.eu.fr.post")],
 )
-def test_patterns_are_merged_setting_by_setting(yard: Yard, name: str, attempts: int, target: str) -> None:
+def test_patterns_are_merged_setting_by_setting(sent: Sent, name: str, attempts: int, target: str) -> None:
     """An exact name beats `*`, and `*` beats `#`. The weaker row gives the settings that the stronger row lacks (Artemis A10)."""
-    assert yard.ended(name, "dead_lettered").attempt == attempts
-    yard.letter(name, target)
+    assert sent.ended(name, "dead_lettered").attempt == attempts
+    sent.letter(name, target)
 
 
 @pytest.mark.parametrize(
@@ -197,42 +197,42 @@ def test_patterns_are_merged_setting_by_setting(yard: Yard, name: str, attempts:
         ("of some use", "dead_lettered", "exhausted", 3),
     ],
 )
-def test_an_exception_may_have_a_policy_of_its_own(yard: Yard, name: str, outcome: str, reason: str, runs: int) -> None:
+def test_an_exception_may_have_a_policy_of_its_own(sent: Sent, name: str, outcome: str, reason: str, runs: int) -> None:
     """`non_retryable` and `rules` decide by the exception."""
-    assert yard.ended(name, outcome).reason == reason
-    assert len(yard.runs(name)) == runs
+    assert sent.ended(name, outcome).reason == reason
+    assert len(sent.runs(name)) == runs
 
 
-def test_what_has_lived_too_long_is_given_up_before_its_next_delay(yard: Yard) -> None:
+def test_what_has_lived_too_long_is_given_up_before_its_next_delay(sent: Sent) -> None:
     """With `max_age`, the task dies before its attempts are used up, and no attempt begins after that age."""
-    assert yard.ended("too old", "dead_lettered").reason == "max_age"
-    assert all(run["at"] < yard.at["too old"] + 60 for run in yard.runs("too old"))
-    assert len(yard.runs("too old")) in {1, 2}
+    assert sent.ended("too old", "dead_lettered").reason == "max_age"
+    assert all(run["at"] < sent.at["too old"] + 60 for run in sent.runs("too old"))
+    assert len(sent.runs("too old")) in {1, 2}
 
 
 # dead letters
 
 
-def test_where_no_letters_are_kept_nothing_leaves_without_a_record(yard: Yard) -> None:
+def test_where_no_letters_are_kept_nothing_leaves_without_a_record(sent: Sent) -> None:
     """With `dead_letter_queue = None` (Artemis A7), the message is discarded after the last attempt, and this is recorded."""
-    assert yard.ended("unkept", "discarded").reason == "exhausted"
-    assert len(yard.runs("unkept")) == 2
+    assert sent.ended("unkept", "discarded").reason == "exhausted"
+    assert len(sent.runs("unkept")) == 2
 
 
-def test_a_dead_letter_queue_is_named_by_prefix_and_suffix(yard: Yard) -> None:
+def test_a_dead_letter_queue_is_named_by_prefix_and_suffix(sent: Sent) -> None:
     """Artemis's own example (A11)."""
-    yard.ended("suffixed", "dead_lettered")
-    letter = yard.letter("suffixed", "post.DLQ")
+    sent.ended("suffixed", "dead_lettered")
+    letter = sent.letter("suffixed", "post.DLQ")
     assert Envelope.of(letter["headers"]).origin["queue"] == "post"
 
 
-def test_what_would_go_round_is_parked(yard: Yard) -> None:
+def test_what_would_go_round_is_parked(sent: Sent) -> None:
     """Two queues are each other's DLQ: the message dies once in each, and is then parked. RabbitMQ (R7) would drop it."""
-    envelope = Envelope.of(yard.letter("round", "DLQ.there")["headers"])
+    envelope = Envelope.of(sent.letter("round", "DLQ.there")["headers"])
     assert [(death["queue"], death["count"]) for death in envelope.deaths] == [("there", 1), ("here", 1)]
     assert envelope.to_header()["first_death"]["queue"] == "here"
     assert envelope.parked
-    assert len(yard.runs("round")) == 2
+    assert len(sent.runs("round")) == 2
 
 
 # time
@@ -249,38 +249,38 @@ def test_what_would_go_round_is_parked(yard: Yard) -> None:
         ("expires before it is due", "DLQ.slow"),
     ],
 )
-def test_what_has_expired_dies_unrun(yard: Yard, name: str, target: str) -> None:
+def test_what_has_expired_dies_unrun(sent: Sent, name: str, target: str) -> None:
     """The shorter time to live of message and queue applies (Solace S6). The message goes to the expiry queue, if there is one."""
-    assert yard.ended(name, "dead_lettered").reason == "expired"
-    assert yard.runs(name) == []
-    letter = yard.letter(name, target)
+    assert sent.ended(name, "dead_lettered").reason == "expired"
+    assert sent.runs(name) == []
+    letter = sent.letter(name, target)
     assert not {"expires", TIME_TO_LIVE} & letter["headers"].keys()
     assert [death["reason"] for death in Envelope.of(letter["headers"]).deaths] == ["expired"]
 
 
-def test_what_expires_while_it_waits_for_its_redelivery_dies_of_it(yard: Yard) -> None:
+def test_what_expires_while_it_waits_for_its_redelivery_dies_of_it(sent: Sent) -> None:
     """Its next attempt is due in an hour, and its time to live is one second."""
-    assert yard.ended("expires before its redelivery", "dead_lettered").reason == "expired"
-    assert len(yard.runs("expires before its redelivery")) == 1
+    assert sent.ended("expires before its redelivery", "dead_lettered").reason == "expired"
+    assert len(sent.runs("expires before its redelivery")) == 1
 
 
-def test_what_has_expired_and_may_not_be_kept_is_discarded(yard: Yard) -> None:
+def test_what_has_expired_and_may_not_be_kept_is_discarded(sent: Sent) -> None:
     """The producer said that the message is not eligible (Solace S5)."""
-    assert yard.ended("over, and not kept", "discarded").reason == "not_eligible"
+    assert sent.ended("over, and not kept", "discarded").reason == "not_eligible"
 
 
-def test_a_time_to_live_that_is_not_respected_ends_nothing(yard: Yard) -> None:
+def test_a_time_to_live_that_is_not_respected_ends_nothing(sent: Sent) -> None:
     """`respect_time_to_live` off (Solace S1)."""
-    yard.ended("over, and nobody cares", "succeeded")
+    sent.ended("over, and nobody cares", "succeeded")
 
 
 @DATED
 @pytest.mark.parametrize(
     ("name", "seconds"), [("delayed by its queue", LATER), ("delayed by its header", 4), ("delayed by the longer", 5)]
 )
-def test_a_message_waits_from_its_publication_on(yard: Yard, name: str, seconds: float) -> None:
+def test_a_message_waits_from_its_publication_on(sent: Sent, name: str, seconds: float) -> None:
     """Delayed consumption (Solace S10): the message waits in the broker once, for its longest delay."""
-    yard.ended(name, "succeeded")
-    assert yard.outcomes(name) == ["published", "deferred", "succeeded"]
-    (run,) = yard.runs(name)
-    assert run["at"] >= yard.at[name] + seconds
+    sent.ended(name, "succeeded")
+    assert sent.outcomes(name) == ["published", "deferred", "succeeded"]
+    (run,) = sent.runs(name)
+    assert run["at"] >= sent.at[name] + seconds

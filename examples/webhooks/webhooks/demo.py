@@ -51,7 +51,7 @@ LOOK_EVERY = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class Run:
     """All parts of one run."""
 
     webhooks: list[Webhook]
@@ -72,13 +72,13 @@ def main(arguments: list[str] | None = None) -> int:
         signal.signal(number, _interrupt)
     progress = report.Progress(sys.stderr if options.json else sys.stdout)
     with ExitStack() as stack:
-        return _shown(options, progress, stack)
+        return _run_and_report(options, progress, stack)
 
 
-def _shown(options: argparse.Namespace, progress: report.Progress, stack: ExitStack) -> int:
+def _run_and_report(options: argparse.Namespace, progress: report.Progress, stack: ExitStack) -> int:
     """Run, print the result, and serve the page with `--web`; returns the exit code."""
     try:
-        account, balanced, stage = _run(options, progress, stack)
+        account, balanced, run = _run(options, progress, stack)
     except KeyboardInterrupt:
         progress.say("interrupted; the broker and the worker are stopped")
         return 130
@@ -86,42 +86,42 @@ def _shown(options: argparse.Namespace, progress: report.Progress, stack: ExitSt
         progress.say(f"the demo could not run: {exc}")
         return 2
     show = report.as_json if options.json else report.table
-    print(show(account, balanced=balanced, seconds=progress.seconds, outputs=stage.outputs), flush=True)
+    print(show(account, balanced=balanced, seconds=progress.seconds, outputs=run.outputs), flush=True)
     if options.web:
         progress.say("the operator's page; Ctrl-C ends it, and the broker")
         with suppress(KeyboardInterrupt):
-            stage.command.web()
+            run.command.web()
     return 0 if (balanced or account.only_doubled) and account.lost == 0 and not account.disagreements else 1
 
 
-def _run(options: argparse.Namespace, progress: report.Progress, outer: ExitStack) -> tuple[Account, bool, Stage]:
+def _run(options: argparse.Namespace, progress: report.Progress, outer: ExitStack) -> tuple[Account, bool, Run]:
     """Run the demo. With `--web` the broker runs until the outer stack is closed."""
     with ExitStack() as stack:
         broker = private_broker(options.broker, QUEUE)
         progress.say(f"starting a private {broker.title}")
-        stage = _set(options, progress, (outer if options.web else stack).enter_context(broker), stack)
-        outputs = stage.outputs
+        run = _prepare(options, progress, (outer if options.web else stack).enter_context(broker), stack)
+        outputs = run.outputs
         if options.sabotage:
-            progress.say(f"sabotage: {stage.broker.delete_one()} was deleted from the queue, without a record")
+            progress.say(f"sabotage: {run.broker.delete_one()} was deleted from the queue, without a record")
         progress.say("starting a worker with two children")
-        stack.enter_context(stage.worker)
-        _deliver(stage)
-        _redrive(stage)
+        stack.enter_context(run.worker)
+        _deliver(run)
+        _redrive(run)
         progress.say("stopping the worker")
-        stage.worker.stop()
+        run.worker.stop()
         progress.say("exporting the outcome log and the inventory")
-        stage.command.export()
+        run.command.export()
     progress.say("reconciling the books (Spark starts)")
-    code = stage.command.reconcile()
+    code = run.command.reconcile()
     lines = journal.read(outputs / "receiver.jsonl")
-    summary = json.loads((stage.command.books / "summary.json").read_text(encoding="utf-8"))
-    events, verdicts = _rows(stage.command.outcomes), _rows(stage.command.books / "verdicts")
-    may_repeat = stage.broker.may_repeat and not summary["gaps"]
-    account = balance(stage.webhooks, events, verdicts, lines, may_repeat=may_repeat)
-    return account, bool(summary["balanced"]) and code == 0, stage
+    summary = json.loads((run.command.books / "summary.json").read_text(encoding="utf-8"))
+    events, verdicts = _rows(run.command.outcomes), _rows(run.command.books / "verdicts")
+    may_repeat = run.broker.may_repeat and not summary["gaps"]
+    account = balance(run.webhooks, events, verdicts, lines, may_repeat=may_repeat)
+    return account, bool(summary["balanced"]) and code == 0, run
 
 
-def _set(options: argparse.Namespace, progress: report.Progress, broker: Broker, stack: ExitStack) -> Stage:
+def _prepare(options: argparse.Namespace, progress: report.Progress, broker: Broker, stack: ExitStack) -> Run:
     """Start the receiver, make the parts of the run, and publish."""
     secret = secrets.token_hex(16)
     webhooks = plan(options.count, options.seed)
@@ -129,7 +129,7 @@ def _set(options: argparse.Namespace, progress: report.Progress, broker: Broker,
     outputs = _outputs()
     receiver = stack.enter_context(Receiver(outputs / "receiver.jsonl", seed=options.seed, secret=secret.encode()))
     environment = os.environ | {"WEBHOOKS_BROKER": broker.url, "WEBHOOKS_SECRET": secret, "PYTHONUNBUFFERED": "1"}
-    stage = Stage(
+    run = Run(
         webhooks=webhooks,
         random=random,
         outputs=outputs,
@@ -140,77 +140,77 @@ def _set(options: argparse.Namespace, progress: report.Progress, broker: Broker,
         watch=Watch(broker),
         command=Command(environment, outputs, outputs / "commands.log"),
     )
-    _publish(stage)
+    _publish(run)
     progress.say(f"published {len(webhooks)} webhooks; the receiver listens on {receiver.url}")
-    return stage
+    return run
 
 
-def _publish(stage: Stage) -> None:
-    os.environ["WEBHOOKS_BROKER"] = stage.broker.url
+def _publish(run: Run) -> None:
+    os.environ["WEBHOOKS_BROKER"] = run.broker.url
     from webhooks.app import deliver  # noqa: PLC0415 - the app reads the broker's address when it is imported
 
-    url = f"{stage.receiver.url}/webhooks"
-    for webhook in stage.webhooks:
-        payload = {"id": webhook.id, "event": "order.paid", "amount_cents": 100 + stage.random.randrange(100_000)}
+    url = f"{run.receiver.url}/webhooks"
+    for webhook in run.webhooks:
+        payload = {"id": webhook.id, "event": "order.paid", "amount_cents": 100 + run.random.randrange(100_000)}
         if webhook.scenario is Scenario.POISON:
             payload["crash"] = True
         deliver.apply_async((url, payload), task_id=webhook.id)
     deliver.app.close()
 
 
-def _deliver(stage: Stage) -> None:
+def _deliver(run: Run) -> None:
     """Wait until every webhook has ended, and kill a child and the worker on the way."""
-    count = len(stage.webhooks)
-    kills: list[tuple[int, Callable[[Stage], bool]]] = [(count // 3, _kill_child), (count // 2, _kill_worker)]
+    count = len(run.webhooks)
+    kills: list[tuple[int, Callable[[Run], bool]]] = [(count // 3, _kill_child), (count // 2, _kill_worker)]
 
     def step() -> bool:
-        if kills and stage.watch.ended >= kills[0][0] and kills[0][1](stage):
+        if kills and run.watch.ended >= kills[0][0] and kills[0][1](run):
             kills.pop(0)
-        return stage.watch.has_ended(count)
+        return run.watch.has_ended(count)
 
-    _await(stage, "delivering", step)
+    _watch_until(run, "delivering", step)
 
 
-def _kill_child(stage: Stage) -> bool:
-    child = stage.worker.kill_child()
+def _kill_child(run: Run) -> bool:
+    child = run.worker.kill_child()
     if child is not None:
-        stage.progress.say(f"SIGKILL to one pool child (process {child})")
+        run.progress.say(f"SIGKILL to one pool child (process {child})")
     return child is not None
 
 
-def _kill_worker(stage: Stage) -> bool:
-    stage.worker.kill()
-    stage.progress.say("SIGKILL to the whole worker, with its children; starting another")
-    stage.worker.start()
+def _kill_worker(run: Run) -> bool:
+    run.worker.kill()
+    run.progress.say("SIGKILL to the whole worker, with its children; starting another")
+    run.worker.start()
     return True
 
 
-def _redrive(stage: Stage) -> None:
-    request = urllib.request.Request(f"{stage.receiver.url}/repair", method="POST")  # noqa: S310 - our own loopback server
+def _redrive(run: Run) -> None:
+    request = urllib.request.Request(f"{run.receiver.url}/repair", method="POST")  # noqa: S310 - our own loopback server
     with urllib.request.urlopen(request):  # noqa: S310 - as above
-        stage.progress.say("the broken endpoints are repaired; an operator redrives their dead letters")
-    if not stage.watch.dead:
+        run.progress.say("the broken endpoints are repaired; an operator redrives their dead letters")
+    if not run.watch.dead:
         return
-    before = stage.watch.ended
-    moved = stage.command.redrive("exhausted")
-    stage.progress.say(f"redriven: {moved} dead letters")
-    _await(stage, "redriving", lambda: stage.watch.outcomes["redriven"] >= moved and stage.watch.has_ended(before))
+    before = run.watch.ended
+    moved = run.command.redrive("exhausted")
+    run.progress.say(f"redriven: {moved} dead letters")
+    _watch_until(run, "redriving", lambda: run.watch.outcomes["redriven"] >= moved and run.watch.has_ended(before))
 
 
-def _await(stage: Stage, what: str, is_done: Callable[[], bool]) -> None:
+def _watch_until(run: Run, what: str, is_done: Callable[[], bool]) -> None:
     """Read the outcome log until `is_done`, or nothing is left to wait for, or the deadline has passed."""
-    watch, deadline = stage.watch, time.monotonic() + DEADLINE
+    watch, deadline = run.watch, time.monotonic() + DEADLINE
     while time.monotonic() < deadline:
         watch.look()
-        ended = f"{watch.ended} of {len(stage.webhooks)} ended"
-        stage.progress.update(f"{what}: {ended} · {watch.waiting} wait for redelivery · {watch.dead} dead letters")
+        ended = f"{watch.ended} of {len(run.webhooks)} ended"
+        run.progress.update(f"{what}: {ended} · {watch.waiting} wait for redelivery · {watch.dead} dead letters")
         if is_done() or watch.is_idle():
             break
-        if not stage.worker.is_alive():
-            msg = f"the worker ended by itself: see {stage.outputs / 'worker.log'}"
+        if not run.worker.is_alive():
+            msg = f"the worker ended by itself: see {run.outputs / 'worker.log'}"
             raise RuntimeError(msg)
         time.sleep(LOOK_EVERY)
-    stage.progress.say(f"{what}: {watch.ended} of {len(stage.webhooks)} have ended, {watch.dead} of them as dead letters")
+    run.progress.say(f"{what}: {watch.ended} of {len(run.webhooks)} have ended, {watch.dead} of them as dead letters")
 
 
 def _rows(directory: Path) -> list[dict[str, Any]]:
