@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
-import time
 import uuid
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,12 +16,12 @@ from kombu import Producer
 
 from redelivery.middleware.messages.envelope import Envelope
 from redelivery.middleware.ports import Capability
+from tests.conformance.sent import Sent, letter_of
 from tests.support.running import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from redelivery.middleware.messages.events import Event
     from tests.conformance.brokers import Place
     from tests.support.running import Shop
 
@@ -55,53 +53,16 @@ SENT: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
 }
 
 
-@dataclass
-class Sent:
-    """The shop of one broker, and the id and time of each publication."""
-
-    place: Place
-    shop: Shop
-    ids: dict[str, str] = field(default_factory=dict)
-    at: dict[str, float] = field(default_factory=dict)
-
-    def send_all(self) -> None:
-        """Publish all tasks of these tests."""
-        for name, (task, args, options) in SENT.items():
-            self.at[name] = time.time()
-            self.ids[name] = self.shop.send(task, *args, **options)
-
-    def ended(self, name: str, outcome: str) -> Event:
-        """Wait until the task has this outcome; returns the event."""
-        return self.shop.ended(self.ids[name], outcome)
-
-    def runs(self, name: str) -> list[dict[str, Any]]:
-        """The task's runs so far."""
-        return self.shop.runs(self.ids[name])
-
-    def letter(self, name: str) -> dict[str, Any]:
-        """Its dead letter, as soon as it is in its queue."""
-        return letter_of(self.shop, self.ids[name])
-
-
 @pytest.fixture(scope="module")
 def sent(shared_place: Place) -> Iterator[Sent]:
     """A shop with one worker, for all tests of this broker."""
     shop = shared_place.shop(settings=SETTINGS)
     shop.start(concurrency=3)
     sent = Sent(shared_place, shop)
-    sent.send_all()
+    for name, (task, args, options) in SENT.items():
+        sent.send(name, task, *args, **options)
     yield sent
     shop.stop()
-
-
-def letter_of(shop: Shop, task_id: str) -> dict[str, Any]:
-    """The dead letter of a task, as soon as it is in its queue."""
-
-    def found() -> dict[str, Any] | None:
-        return next((each for each in shop.letters() if each["headers"].get("id") == task_id), None)
-
-    letter: dict[str, Any] = until(found, what=f"a letter of {task_id}")
-    return letter
 
 
 def publish(shop: Shop, body: Any, **options: Any) -> None:
@@ -176,7 +137,7 @@ def test_a_pool_child_that_dies_counts_against_its_task(sent: Sent) -> None:
 def test_a_hard_time_limit_is_a_death(sent: Sent) -> None:
     """The task dies once, although the pool reports the timeout and the lost child."""
     assert sent.ended("too long", "dead_lettered").reason == "time_limit"
-    assert sent.shop.outcomes_of(sent.ids["too long"]) == [sent.place.opening[0], "dead_lettered"]
+    assert sent.outcomes("too long") == [sent.place.opening[0], "dead_lettered"]
 
 
 @pytest.mark.parametrize(("name", "seconds"), [("1.4 s", 1.4), ("2 s", 2), ("5 s", 5)])
@@ -185,7 +146,7 @@ def test_a_delayed_task_is_never_early(sent: Sent, name: str, seconds: float) ->
     sent.ended(name, "succeeded")
     (run,) = sent.runs(name)
     assert run["at"] >= sent.at[name] + seconds
-    assert sent.shop.outcomes_of(sent.ids[name]) == [sent.place.opening[0], *sent.place.waits, "succeeded"]
+    assert sent.outcomes(name) == [sent.place.opening[0], *sent.place.waits, "succeeded"]
 
 
 @pytest.mark.parametrize(("name", "runs"), [("retries", 3), ("autoretries", 3), ("decorated", 2)])

@@ -7,21 +7,19 @@ before the worker starts.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from redelivery.middleware.messages.envelope import Envelope
 from redelivery.middleware.ports import Capability
+from tests.conformance.sent import Sent
 from tests.support.running import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from redelivery.middleware.messages.events import Event
     from tests.conformance.brokers import Place
-    from tests.support.running import Shop
 
 #: Other brokers do not record when a message was published: its time to live begins when a worker first sees it.
 DATED = pytest.mark.needs(Capability.OUTCOME_LOG)
@@ -93,46 +91,11 @@ SENT: dict[str, tuple[str, str, tuple[Any, ...], dict[str, Any]]] = {
 }
 
 
-@dataclass
-class Sent:
-    """The shop of one broker, and the id and time of each publication."""
-
-    shop: Shop
-    ids: dict[str, str] = field(default_factory=dict)
-    at: dict[str, float] = field(default_factory=dict)
-
-    def send(self, name: str, task: str, *args: Any, **options: Any) -> None:
-        """Publish one message."""
-        self.at[name] = time.time()
-        self.ids[name] = self.shop.send(task, *args, **options)
-
-    def ended(self, name: str, outcome: str) -> Event:
-        """Wait until the message has this outcome; returns the event."""
-        return self.shop.ended(self.ids[name], outcome, 120)
-
-    def outcomes(self, name: str) -> list[str]:
-        """Its outcomes so far, in order."""
-        return self.shop.outcomes_of(self.ids[name])
-
-    def runs(self, name: str) -> list[dict[str, Any]]:
-        """The message's runs so far."""
-        return self.shop.runs(self.ids[name])
-
-    def letter(self, name: str, queue: str) -> dict[str, Any]:
-        """Its dead letter, as soon as it is in its queue."""
-
-        def found() -> dict[str, Any] | None:
-            return next((each for each in self.shop.letters(queue) if each["headers"].get("id") == self.ids[name]), None)
-
-        letter: dict[str, Any] = until(found, what=f"a letter of {name!r} in {queue}")
-        return letter
-
-
 @pytest.fixture(scope="module")
 def sent(shared_place: Place) -> Iterator[Sent]:
     """A shop with one worker, for all tests of this broker."""
     shop = shared_place.shop(settings={"queues": QUEUES})
-    sent = Sent(shop)
+    sent = Sent(shared_place, shop)
     for queue in dict.fromkeys(queue for queue, _ in EARLY.values()):
         shared_place.declare(shop, queue)
     for name, (queue, options) in EARLY.items():
