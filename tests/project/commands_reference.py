@@ -60,7 +60,6 @@ def _section(command: click.Command, words: str) -> str:
 
 
 def _screens(words: str) -> str:
-    """Links to the screens of a command."""
     lines = {name: line.replace("-A shop", "").strip() for name, line in SCREENS.items() if not name.startswith("error-")}
     shown = [f"[`{line}`](screens/{name}.txt)" for name, line in lines.items() if f"{line} ".startswith(f"{words} ")]
     return f"What it prints: {', '.join(shown)}"

@@ -78,7 +78,6 @@ def collected() -> dict[str, Any]:
 
 
 def _api() -> Iterator[tuple[str, str]]:
-    """Public names, and the signatures of callables."""
     for module in (redelivery, redelivery.settings, redelivery.testing, redelivery.web, errors):
         for name in module.__all__:
             offered = getattr(module, name)
@@ -118,7 +117,6 @@ def _entry_points() -> dict[str, Any]:
 
 
 def _commands(found: click.Command, path: str) -> Iterator[tuple[str, list[str]]]:
-    """Each command, with its arguments and options."""
     parameters = []
     for each in found.params:
         shown = "/".join([*each.opts, *each.secondary_opts]) if isinstance(each, click.Option) else each.name or ""

@@ -49,7 +49,7 @@ def _broker(request: pytest.FixtureRequest, name: str) -> Any:
 
 
 def _links(spans: list[Told]) -> None:
-    """The spans of each attempt (its receive and its run) link to the publication and to the attempt before, also of an earlier life."""
+    """Receive and run of each attempt link to the publication and to the attempt before, also of an earlier life."""
     published = spans[0]
     received = [each for each in spans if each["messaging.operation.name"] == "receive"]
     runs = [each for each in spans if each.kind == "CONSUMER"]
@@ -244,7 +244,7 @@ HANDLED = """\
 def test_what_a_dead_letter_handler_does_is_told_in_the_trace_of_its_letter(
     request: pytest.FixtureRequest, folder: Path, broker: str
 ) -> None:
-    """The delivery of the dead letter, the handler's run and its decision. The next life of the task is below the same publication."""
+    """The delivery of the dead letter, the handler's run, and its decision. The next life is below the same publication."""
     settings = {**SETTINGS, "queues": {"#": {"max_delivery_attempts": 1}}}
     with traced(_broker(request, broker), folder, settings=settings, module="tests.support.traced_letter_shop") as shop:
         shop.start("-Q", "celery")

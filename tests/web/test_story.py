@@ -185,7 +185,6 @@ class Story:
 
 
 def _if_in(text: str, said: str) -> str:
-    """The text `said`, if it contains `text`."""
     return said if text in said else ""
 
 

@@ -162,7 +162,6 @@ def _figures(
 
 
 def _differences(webhook: Webhook, history: History, lines: Sequence[Line]) -> list[str]:
-    """The differences between books, journal and scenario for one id."""
     end = history.end
     processed = sum(line.processed for line in lines)
     if end is None:

@@ -204,7 +204,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _free_ports() -> tuple[int, int, int]:
-    """Three free ports."""
     with contextlib.ExitStack() as stack:
         found = []
         for _ in range(3):

@@ -187,7 +187,7 @@ def test_many_threads_put_their_transitions_in_one_line() -> None:
 
 
 def test_a_letter_that_its_queue_refuses_waits_until_somebody_mends_it(shop: Callable[..., Shop]) -> None:
-    """The DLQ is a key of another type. More tasks die than the worker has slots: it keeps working, and all dead letters are kept later."""
+    """The DLQ is a key of another type. More tasks die than the worker has slots: it works on, and all are kept later."""
     here = shop(settings={"queues": {"#": {"max_delivery_attempts": 1}}})
     worker = here.start("--prefetch-multiplier", "1", concurrency=2)
     here.server.client.hset("DLQ.celery", "not", "a list")  # with this key the worker would refuse to start
