@@ -1,7 +1,7 @@
 """`Redelivery(app)`: the two lines that install everything.
 
-It does not configure or finalize the app: it adds bootsteps, and a transport class to the connections that the app will open. The
-settings are read when they are first needed, and the tasks when a worker starts.
+It does not configure or finalize the app. It adds bootsteps, and gives the app's later connections a transport class. The settings
+are read when they are first needed, the tasks when a worker starts.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Redelivery(Runtime):
     """Retries, dead letters, delays and outcomes for every task of a Celery app.
 
     `settings` replaces `app.conf.redelivery`; both are mappings as `redelivery.settings` describes. `mode` overrides their mode:
-    `"observe"` records outcomes and the decisions that would be taken, and changes nothing. A second `Redelivery` for the same app
-    is refused, and so is what is no Celery app.
+    `"observe"` records outcomes and the decisions that would be taken, and changes nothing. Raises `ConfigurationError` if `app` is
+    not a Celery app, or has a `Redelivery` already.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Redelivery(Runtime):
     def dead_letter_handler(self, *queues: str, **options: Any) -> Callable[[Handler], Handler]:
         """Decorate the function that decides about the dead letters of these origin queues, in a worker that consumes their DLQ.
 
-        It is given a `redelivery.Letter`, and returns what the letter's `redrive`, `archive`, `discard` or `park` returned.
+        It gets a `redelivery.Letter`, and returns the result of the letter's `redrive`, `archive`, `discard` or `park`.
         `options` are a Celery task's. Raises `ConfigurationError` if a queue has a handler already.
         """
         from .worker.deliveries.letter_handler import dead_letter_handler  # noqa: PLC0415 - few apps have one

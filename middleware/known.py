@@ -1,7 +1,7 @@
-"""The libraries whose private parts are used here, and their versions that are tested.
+"""The libraries whose private parts this project uses, and the versions that are tested.
 
-With any other version, or if a part is missing, nothing private is used: the module that needs it works without, as its docstring
-says. A worker logs a warning when it starts with such a version.
+With another version, or if a part is missing, nothing private is used; each module says what it then does instead. A worker that
+starts with another version logs a warning.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from .logs import log
 
-#: The beginnings of the known versions.
+#: Prefixes of the known versions.
 KNOWN: Final = {
     "billiard": ("4.2.", "4.3."),
     "celery": ("5.6.", "5.7."),
@@ -21,7 +21,7 @@ KNOWN: Final = {
 
 
 def version_of(library: str) -> str:
-    """The version that is installed."""
+    """The installed version."""
     return str(import_module(library).__version__)
 
 
@@ -31,12 +31,12 @@ def is_known(*libraries: str) -> bool:
 
 
 def known_of(library: str) -> str:
-    """The versions that are known, in words."""
+    """The known versions, in words."""
     return "known are " + ", ".join(f"{each}*" for each in KNOWN[library])
 
 
 def warn_unless_known(library: str, without: str) -> None:
-    """Log that this library's version is not known; `without` says what follows."""
+    """Log a warning if this library's version is not known; `without` says what does not work."""
     if not is_known(library):
         log.warning("library.unknown", library=library, version=version_of(library), why=f"{known_of(library)}; {without}")
 

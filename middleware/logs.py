@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 BOUND = ("task_id", "attempt", "queue", "generation")
 #: Replaces arguments, and the texts and tracebacks of exceptions.
 HIDDEN = "(hidden: redact is set)"
-#: The installations of this process that set `redact`. One is enough to redact all lines: a line does not name its installation.
+#: The installations of this process that set `redact`. One redacts all lines, because a line does not name its installation.
 redacting: weakref.WeakSet[Any] = weakref.WeakSet()
 #: Keys whose values are texts of exceptions and handlers, and keys whose values are tracebacks.
 _TEXTS, _TRACEBACKS = ("detail",), ("exception", "stack")
@@ -45,7 +45,6 @@ def told(exc: BaseException) -> str:
 
 
 def _hide(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
-    """Remove from a line what `redact` hides."""
     if not redacting:
         return event
     event.update({name: HIDDEN for name in _TEXTS if event.get(name)})
@@ -56,7 +55,7 @@ def _hide(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
 
 
 def _exception_of(exc_info: Any) -> BaseException | None:
-    """The exception that a line is given in any of the ways that structlog knows."""
+    """The exception in any form of `exc_info` that structlog accepts."""
     given = sys.exc_info() if exc_info and not isinstance(exc_info, (tuple, BaseException)) else exc_info
     return (given[1] if isinstance(given, tuple) else given) or None
 
@@ -68,14 +67,14 @@ def places_of(exc: BaseException) -> str:
 
 
 def _chain(found: traceback.TracebackException | None) -> Iterator[traceback.TracebackException]:
-    """The exceptions that led to this one, the first cause first, and then this one."""
+    """The exceptions that led to this one, the first cause first; this one is last."""
     if found is not None:
         yield from _chain(found.__cause__ or (None if found.__suppress_context__ else found.__context__))
         yield found
 
 
 def _escape(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
-    """Make every value of a line harmless. An exception with harmless text is left to its own processor."""
+    """Make every value of a line harmless. An exception whose text is harmless already is left to the host's processor."""
     rest = {name: tame(value, keeps_lines=name in _TRACEBACKS) for name, value in event.items() if name != "exc_info"}
     exc = _exception_of(event.get("exc_info"))
     if exc is None:
@@ -86,7 +85,7 @@ def _escape(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
 
 
 def tame(value: Any, *, keeps_lines: bool = False) -> Any:
-    """A value of a line, made harmless; numbers stay, and a traceback keeps its lines."""
+    """A value of a line, made harmless; numbers stay. With `keeps_lines`, for a traceback, its lines stay."""
     if value is None or isinstance(value, (bool, int, float)):
         return value
     if isinstance(value, dict):
@@ -100,8 +99,6 @@ def tame(value: Any, *, keeps_lines: bool = False) -> Any:
 
 _RENDER = structlog.processors.LogfmtRenderer(key_order=["event"], bool_as_flag=False)
 _PLAIN = (merge_contextvars, _hide, structlog.processors.format_exc_info, _escape, _RENDER)
-
-
 #: Processors for a host whose handler formats with structlog: the event is passed on without rendering.
 _UNRENDERED = (
     merge_contextvars,
@@ -124,13 +121,13 @@ def _is_rendered_later(logger: logging.Logger) -> bool:
 
 
 def _process(logger: WrappedLogger, method: str, event: EventDict) -> Any:
-    """Render a line as the host has configured structlog; in our own way if it has not."""
+    """Render a line with the host's structlog configuration, or with our own if there is none."""
     config = structlog.get_config()
     processors: tuple[Any, ...] = _PLAIN
     if structlog.is_configured():
         processors = (_hide, _escape, *config["processors"])
         if not isinstance(config["logger_factory"], LoggerFactory) and _is_rendered_later(_LOGGER):
-            processors = _UNRENDERED  # the host's processors render, and its handler would render again
+            processors = _UNRENDERED  # otherwise both the host's processors and its handler would render
     processed: Any = event
     for processor in processors:
         processed = processor(logger, method, processed)
@@ -162,7 +159,7 @@ log: structlog.stdlib.BoundLogger = structlog.wrap_logger(
 
 
 class TaskContext(logging.Filter):
-    """Puts `task_id`, `attempt`, `queue` and `generation` on every record, empty outside a task, for a formatter to use."""
+    """Puts `task_id`, `attempt`, `queue` and `generation` on every record, for a formatter; they are empty outside a task."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Add the values; drops no record."""

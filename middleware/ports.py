@@ -1,11 +1,10 @@
 """The operations that a broker offers the middleware: the moves of a message that a worker holds, and the broker's answers.
 
-A move names the tag under which the message is held. The answer is `DONE`; `ALREADY` if an earlier call of the same move was
-carried out and its answer was lost; `REFUSED` if the broker no longer keeps the message for this worker; or `MISSING` if the target
-queue does not exist and may not be created: then nothing has changed.
+A move names the tag under which the message is held. The answer is `DONE`; `ALREADY` if an earlier call did the move and its answer
+was lost; `REFUSED` if the broker no longer keeps the message for this worker; or `MISSING` if the target queue does not exist and
+may not be created: then nothing has changed.
 
-If a broker cannot do something, its transport's `capabilities` lack it; code that needs a capability checks for it, and reports if
-it is missing.
+The transport's `capabilities` name what the broker can do. Code that needs a capability checks for it, and reports its lack.
 """
 
 from __future__ import annotations
@@ -76,17 +75,17 @@ class Answer(StrEnum):
     ALREADY = "already"
     REFUSED = "refused"
     MISSING = "missing"
-    #: It was only asked for (`Pipeline`).
+    #: The request was sent; the answer comes later (`Pipeline`).
     ASKED = "asked"
-    #: A worker or command that was to move it has died, and it is not known whether the message moved. Nothing was changed.
+    #: The process that moved the message died, so it is unknown whether it moved. This call changed nothing.
     UNSURE = "unsure"
 
 
 class Successor(StrEnum):
-    """Whether a message that the broker delivers again was moved already, so that its next delivery exists.
+    """Whether a message that the broker delivers again was moved already, so that a copy of it (the successor) exists.
 
-    `RECORDED`: it exists, and the event of the move is in the log. `SEEN`: it was seen; the worker that moved it may have died
-    before it recorded the move.
+    `RECORDED`: the copy exists, and the event of the move is in the log. `SEEN`: the copy exists; the worker that made it may have
+    died before it recorded the move.
     """
 
     UNKNOWN = "unknown"
@@ -114,12 +113,12 @@ class TaskResult(NamedTuple):
 class Held:
     """A message that this worker holds: the tag it is held under, where it came from, its bytes, and when it came (server's ms).
 
-    `release_credit` gives its place in the prefetch window back; the receiver sets it. `request` is Celery's request. It is set
-    until the message `has_left`, and not longer: message and request refer to each other, and only the garbage collector would
-    remove them. `handed_over_before` is how often the broker has delivered the message before without an acknowledgement.
-    `was_cut`: such a delivery does not prove a crash, because this worker's connection broke too, and the worker lives.
-    `was_moved`: a worker or command of redelivery has moved the message before. `trace` is the W3C context of this delivery's
-    span: empty if it has no span, None if it was not handed to the pool. `move_trace` is the context of its move's span, if any.
+    `release_credit` gives its place in the prefetch window back; the receiver sets it. `request` is Celery's request. It is None
+    after the message `has_left`: message and request refer to each other, and only the garbage collector would free them.
+    `handed_over_before` is how often the broker delivered the message before without an acknowledgement. `was_cut`: such a delivery
+    does not prove a crash, because this worker's own connection broke. `was_moved`: redelivery has moved the message before.
+    `trace` is the W3C context of this delivery's span: empty if it has no span, None if it was not handed to the pool. `move_trace`
+    is the context of its move's span, if any.
     """
 
     tag: str
@@ -137,12 +136,12 @@ class Held:
     move_trace: str = ""
 
     def make_room(self) -> None:
-        """Give its place in the prefetch window back, once; it stays held."""
+        """Give its place in the prefetch window back, once; the message stays held."""
         self.release_credit, release_credit = ignore, self.release_credit
         release_credit()
 
     def leave(self) -> None:
-        """Its transition has been answered."""
+        """Note that its transition has been answered."""
         self.request, self.has_left = None, True
 
 
@@ -150,19 +149,19 @@ class Lease(Protocol):
     """A worker's lease on the messages that it holds. If other workers see that it is not renewed, they end it."""
 
     def begin(self, instead_of: str) -> None:
-        """Take a new token, and open its lease; `instead_of` is the one that was lost."""
+        """Take a new token, and open its lease; `instead_of` is the lost token."""
 
     def is_alive(self) -> bool:
         """Renew the lease; False if the token has been fenced."""
 
     def part(self) -> None:
-        """Nothing is held any more: end the lease."""
+        """End the lease, because the worker holds nothing any more."""
 
     def has_minted(self, tag: str) -> bool:
         """Whether this tag is held under a lease."""
 
     def accept(self, tag: str) -> Answer:
-        """Record that the message counts as acknowledged from here on, although it is still held."""
+        """Record that the message counts as acknowledged, although it is still held."""
 
 
 class Deliveries(Protocol):
@@ -183,20 +182,20 @@ class Deliveries(Protocol):
         """Whether this tag was made under the current token or connection."""
 
     def take(self, message: Any) -> Held | None:
-        """Hold a message of kombu's from now on; None if it does not come from a task queue."""
+        """Hold a message of kombu's; None if it does not come from a task queue."""
 
     def drop(self, tag: str) -> None:
-        """Its transition has been answered: the message is no longer held."""
+        """Stop holding the message: its transition has been answered."""
 
     def release(self, keep: set[str]) -> int:
-        """Give back, uncounted, the held messages, except for the tags to `keep`; return how many went back."""
+        """Give the held messages back, uncounted, except for the tags to `keep`; return how many went back."""
 
     def now_ms(self) -> int:
         """The broker's time, as far as this worker knows it without a call."""
 
 
 class Pipeline(Protocol):
-    """Transitions that were sent to the broker, and whose answers are read later."""
+    """Transitions that were sent to the broker; their answers are read later."""
 
     def __len__(self) -> int: ...
 
@@ -230,10 +229,10 @@ class Carrier(Protocol):
         """Try the transition now; `then` gets the answer, now or later."""
 
     def settle(self) -> None:
-        """From here on every call waits for its answer."""
+        """Wait for the answers still to come, and make every later call wait for its own."""
 
     def drain(self, seconds: float) -> bool:
-        """Wait until no transition waits any more, at most `seconds`; False if one still waits."""
+        """Wait at most `seconds` for the waiting transitions; False if one still waits."""
 
 
 class Names(Protocol):
@@ -250,10 +249,10 @@ class Names(Protocol):
 
 
 class Moves(Protocol):
-    """The moves of a message that is held; with `ATOMIC_MOVES`, each is one step, which happens completely or not at all."""
+    """The moves of a held message; with `ATOMIC_MOVES`, each happens completely or not at all."""
 
     def acknowledge(self, tag: str, event: Event | None, result: TaskResult | None = None) -> Answer:
-        """End the message; with the event, the `result` of its task is stored in that step (`FastPath.stores_results`)."""
+        """End the message, record the event, and store the `result` of its task (`FastPath.stores_results`)."""
 
     def defer(
         self,
@@ -289,30 +288,30 @@ class Moves(Protocol):
         """Record that the message is about to run."""
 
     def release(self, held: Sequence[Held]) -> int:
-        """Put messages that did not run back to where they were taken from."""
+        """Put messages that did not run back where they came from."""
 
 
 class Session(Protocol):
-    """A worker's deliveries on a broker that itself delivers a dead worker's messages again, when its connection is gone."""
+    """A worker's deliveries on a broker that delivers them again itself when the worker's connection is gone."""
 
     def attach(self, consumer: Consumer) -> None:
-        """From here on hold this consumer's deliveries. Raises `BrokerError`."""
+        """Begin to hold this consumer's deliveries. Raises `BrokerError`."""
 
     def drain(self, seconds: float) -> int:
-        """Wait for the broker's answers, at most `seconds`; return how many moves are still not answered."""
+        """Wait at most `seconds` for the broker's answers; return how many moves still have none."""
 
 
 class Redeliveries(Protocol):
     """What is known about a message that the broker itself delivers again (`REDELIVERY_COUNTS`)."""
 
     def recorded_start(self, held: Held) -> str | None:
-        """The recorded start of a message that came again: `ACCEPTED`, or a time or name of the start; None if none is recorded."""
+        """The recorded start of a message that came again: `ACCEPTED`, a time, or a name; None without a record."""
 
     def ask_moved(self, held: Held, letters: frozenset[str], then: Callable[[Successor, Sequence[Event]], None]) -> None:
-        """Call `then`, now or later, from any thread, with the answer whether the message was moved already.
+        """Find out whether the message was moved already, and call `then` with the answer, now or later, from any thread.
 
-        With `SEEN` it also gets the events of a death or a redrive that may not be recorded yet. `letters` are the queues in which
-        to look for its dead letter.
+        With `SEEN`, `then` also gets the events of a death or a redrive that may not be recorded yet. `letters` are the queues to
+        search for its dead letter.
         """
 
 
@@ -322,20 +321,20 @@ class FastPath(Protocol):
     def receive(
         self, consumer: Consumer, owner: Deliveries, limit: Callable[[], int], on_garbage: Callable[[Held, Exception], None]
     ) -> bool:
-        """Receive without kombu from now on, at most `limit` messages; False if this version of kombu is not known."""
+        """Begin to receive without kombu, at most `limit` messages; False if this version of kombu is not known."""
 
     def pipeline(self, hub: Any, wait_for: Callable[..., None]) -> Pipeline | None:
-        """Transitions whose answers this event loop reads; None if each call waits. `wait_for` is `Carrier.carry_out`."""
+        """A pipeline whose answers this event loop reads; None if each call waits. `wait_for` is `Carrier.carry_out`."""
 
     def stores_results(self, app: Celery) -> bool:
-        """Whether `acknowledge` can store the results of this app's tasks; this is tried on the broker."""
+        """Try on the broker whether `acknowledge` can store the results of this app's tasks."""
 
 
 class Registry(Protocol):
     """What the broker records about names of queues."""
 
     def objection_to(self, queue: str) -> str | None:
-        """Why no message may be sent to a queue of this name, beside the rules for every broker; None if it may."""
+        """Why this broker allows no queue of this name, in addition to the rules for every broker; None if it does."""
 
     def origin_of(self, dead_letter_queue: str) -> str | None:
         """The queue consumed by the worker that used this dead-letter queue last."""
@@ -375,7 +374,7 @@ class Transport(Moves, Protocol):
         """The object that holds this worker's messages. Raises `BrokerError`."""
 
     def is_transient(self, exc: BaseException) -> bool:
-        """Whether the broker fails only for now: it may carry out the same transition a little later."""
+        """Whether the same transition may succeed a little later."""
 
     def is_driver_error(self, exc: BaseException) -> bool:
         """Whether the driver raised this because the broker refuses a command, or does not answer."""
@@ -384,10 +383,10 @@ class Transport(Moves, Protocol):
         """Whether the broker has this queue."""
 
     def warn(self, queues: Sequence[str], letters: Iterable[str], management_url: str | None) -> None:
-        """Log a warning if the broker itself ends messages in one of the consumed queues, or in their dead-letter queues."""
+        """Log a warning if the broker itself removes messages from the consumed queues or their dead-letter queues."""
 
     def now_ms(self) -> int:
-        """The broker's time, or this machine's if the broker does not report its time; milliseconds since the epoch."""
+        """The broker's time, or this machine's if the broker reports none; milliseconds since the epoch."""
 
     def close(self) -> None:
         """Close the connections."""

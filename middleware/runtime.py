@@ -1,4 +1,4 @@
-"""The runtime of one app: the objects that all other parts share. `install` makes it."""
+"""The runtime of one app: the objects that all other parts share."""
 
 from __future__ import annotations
 
@@ -33,28 +33,28 @@ class Telemetry(Protocol):
     """Reports each step of a message to OpenTelemetry (`telemetry`), if the setting `opentelemetry` is on."""
 
     def publishing(self, send: Callable[..., Any]) -> Callable[..., Any]:
-        """Celery's `send_task_message`, within a span whose context is sent with the message."""
+        """Celery's `send_task_message`, wrapped in a span whose context is sent with the message."""
 
     def hand_over(self, request: Any, delivery: Any) -> None:
-        """A held delivery's request is about to go to the pool."""
+        """Report that a held delivery's request goes to the pool."""
 
     def around(self, attempted: Callable[..., Any]) -> Callable[..., Any]:
-        """`attempted`, the function that runs an attempt (its first argument), within a span."""
+        """`attempted`, which runs its first argument, an attempt, wrapped in a span."""
 
     def settling(self, held: Held | None, event: Event) -> Callable[[Answer], None]:
-        """A message is about to leave, or only an event to be recorded: return the function to call with the broker's answer."""
+        """The function to call with the broker's answer, when `held` leaves; with None, when only the event is recorded."""
 
     def operated(self, headers: Mapping[str, Any], queue: str, event: Event, began_ns: int) -> None:
-        """An operator has moved a message with these headers out of this queue, from `began_ns` on, and that is recorded."""
+        """Report a recorded move by an operator, of a message with these headers out of this queue; it began at `began_ns`."""
 
     def watch_depths(self, look: Callable[[], Any]) -> None:
-        """Report the depths that `look` returns when it is called: names of gauges, values and labels."""
+        """Report the depths that `look` returns: names of gauges, values and labels."""
 
 
 class Runtime:
     """The app, its policies, its broker, the messages that a worker holds, and the transitions without an answer yet.
 
-    `connect` makes the transport of the app's broker when it is first used; `tell` makes the object that reports to OpenTelemetry.
+    `connect` makes the transport when it is first used; `tell` makes the object that reports to OpenTelemetry.
     """
 
     def __init__(
@@ -134,31 +134,31 @@ class Runtime:
         return self._owner is not None
 
     def hold(self, owner: Deliveries | None) -> None:
-        """From here on `owner` has the messages that the worker holds; None: it holds none any more."""
+        """Set the object that has the messages this worker holds; None if it holds none any more."""
         self._owner = owner
 
     def telling(self, held: Held | None, event: Event | None) -> Callable[[Answer], None] | None:
-        """A message is about to leave, and this event to be recorded: return the function to call with the answer.
+        """The function to call with the broker's answer when a message leaves and this event is recorded.
 
         None if there is no event, or nothing listens.
         """
         listener, telemetry = self.listener, self.telemetry
         if event is None or (listener is None and telemetry is None):
             return None
-        told = None if telemetry is None else telemetry.settling(held, event)
+        end_span = None if telemetry is None else telemetry.settling(held, event)
         if listener is None:
-            return told
+            return end_span
 
-        def heard(answer: Answer) -> None:
+        def answered(answer: Answer) -> None:
             if answer in {Answer.DONE, Answer.ALREADY}:
                 listener(event)
-            if told is not None:
-                told(answer)
+            if end_span is not None:
+                end_span(answer)
 
-        return heard
+        return answered
 
     def watch_publications(self, amqp: Any) -> None:
-        """Report this app's publications to OpenTelemetry, if it is on: this is read from the settings at the first publication."""
+        """Report this app's publications to OpenTelemetry if it is on. The first publication reads the setting."""
         make = amqp._create_task_sender  # noqa: SLF001 - Celery calls it at the first publication
         if getattr(make, "is_watched", False):
             return
@@ -175,7 +175,7 @@ class Runtime:
             del amqp.send_task_message
 
     def make_room(self, tag: str) -> None:
-        """Give a message's place in the prefetch window back, if it is held here."""
+        """Give a held message's place in the prefetch window back."""
         held = None if self._owner is None else self._owner.held.get(tag)
         if held is not None:
             held.make_room()
@@ -191,5 +191,5 @@ class Runtime:
         return self.stored(failed_of(exc, with_traceback=with_traceback and self.settings.store_failure_texts))
 
     def stored(self, failed: Failed) -> Failed:
-        """The part of a failure that messages store: with `store_failure_texts = false`, only type and fingerprint."""
+        """The failure as messages store it: without texts if `store_failure_texts` is false."""
         return failed if self.settings.store_failure_texts else replace(failed, message="", traceback="")

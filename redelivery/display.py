@@ -16,7 +16,7 @@ _HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 #: A word of the text, which may contain a URL.
 _WORD = re.compile(r"\S+")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*\Z")
-#: In these schemes the part before the @ is a container and no user, if it has no colon.
+#: Schemes in which the part before the @ is a container, not a user, if it has no colon.
 _CONTAINERS = ("abfs", "abfss", "wasb", "wasbs")
 #: A user whose password is already masked, in kombu's way.
 _MASKED = re.compile(r"[^:/?#@]*:\*\*")
@@ -33,19 +33,19 @@ def safe(value: object) -> str:
 
 
 def word(text: str) -> str:
-    """A name, quoted as one word of a shell command that can be pasted, even if another client has chosen the name."""
+    """The name quoted as one word of a shell command, so that a pasted command is safe whatever the name is."""
     return shlex.quote(safe(text))
 
 
 def scrubbed(text: str) -> str:
-    """The same text; every URL in it is without user and password, and without parameters that carry credentials."""
+    """The text with its URLs stripped of user, password and parameters that carry credentials."""
     if "://" not in text:
         return text
     return _PARAMETER.sub(r"\1**", _WORD.sub(_without_user, text))
 
 
 def harmless(text: str) -> str:
-    """Both: text on one line, without control characters and without credentials."""
+    """The text on one line, without control characters and without credentials."""
     return safe(scrubbed(text))
 
 

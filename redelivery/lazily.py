@@ -1,4 +1,4 @@
-"""What is made when it is first used: the names of a module (PEP 562), and the values of an object."""
+"""Lazy values: the names of a module (PEP 562), and the properties of an object."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ __all__ = ["cached_property", "lazily"]
 T = TypeVar("T")
 
 
-class cached_property(functools.cached_property[T]):  # noqa: N801, TID251 - it replaces that one
+class cached_property(functools.cached_property[T]):  # noqa: N801, TID251 - it replaces functools' own
     """`functools.cached_property` without a lock, as it is since Python 3.12.
 
-    In Python 3.11 all objects of a class share one lock. If a thread of a worker holds it while the pool forks, nobody releases it
-    in the child, and the child waits for ever.
+    In Python 3.11 all objects of a class share one lock. If a thread holds it while the pool forks, it stays locked in the child,
+    and the child waits for ever.
     """
 
     def __init__(self, func: Callable[[Any], T]) -> None:
@@ -29,9 +29,9 @@ class cached_property(functools.cached_property[T]):  # noqa: N801, TID251 - it 
 
 
 def lazily(module: str, places: Mapping[str, str]) -> Callable[[str], Any]:
-    """`__getattr__` for `module`: it imports a name from the module in `places`, and keeps it; a submodule names itself."""
+    """A `__getattr__` for `module`, which imports each name from the module in `places`. A submodule is its own place."""
 
-    def __getattr__(name: str) -> Any:  # noqa: N807 - it is the module's
+    def __getattr__(name: str) -> Any:  # noqa: N807 - the module's own
         if name not in places:
             msg = f"module {module!r} has no attribute {name!r}"
             raise AttributeError(msg)

@@ -3,7 +3,7 @@
 Every run of pytest loads it if this package is installed. It imports Celery only when one of its fixtures is used.
 
 - `redelivery_app`: the Celery app under test. Name it in pytest's configuration (`redelivery_app = shop.celery:app`), or write a
-  fixture of this name. `redelivery_worker_options`: a fixture to write if the worker needs other options (`pool`, `concurrency`,
+  fixture of this name. `redelivery_worker_options`: write this fixture if the worker needs other options (`pool`, `concurrency`,
   `queues`, as in `celery worker`; the pool is `threads` or `solo`).
 - `redelivery_worker`: a worker of that app, ready when the test begins. It uses a private broker if `redelivery[embedded]` is
   installed, otherwise the app's own broker, with a key prefix whose keys are deleted afterwards. `redelivery_broker` in pytest's

@@ -35,12 +35,12 @@ def asgi_app(
 ) -> ASGIApp:
     """The page of this Celery app, to be mounted under any path.
 
-    `user` is the login: a function that gets the request and returns the request's `User`, or None. Without a login, `token` is one
-    token for all users. `allow` bounds what any user may do: actions (`redrive`, `edit`, …, or `all`), or each action with its
+    `user` is the login: a function that gets the request and returns its `User`, or None. Without a login, `token` is one token for
+    all users. `allow` bounds what any user may do: actions (`redrive`, `edit`, …, or `all`), or each action with its
     queues; without it the page is read-only. `books` is the path to which `reconcile --output` writes.
 
-    If `allow` allows any action, this process also carries operations out, as workers do, from its first request on. With
-    `carry_out=False` it leaves that to the workers. Raises `ConfigurationError`.
+    If `allow` allows any action, this process also carries out operations, as workers do, after its first request. With
+    `carry_out=False` it leaves operations to the workers. Raises `ConfigurationError`.
     """
     runtime, login = _runtime(app), _login(user, token)
     return Page(runtime, login, allow=allow, books=books, is_live=True, carries_out=carry_out).asgi
@@ -55,11 +55,11 @@ def wsgi_app(
     books: str | None = None,
     carry_out: bool = True,
 ) -> Callable[..., Any]:
-    """The same for a WSGI application; without live figures, because each open page would occupy a worker of its server.
+    """As `asgi_app`, for a WSGI application. No live figures, because each open page would occupy a worker of the server.
 
-    The request that `user` is given has the WSGI environment in `request.scope["wsgi_environ"]`.
+    The request that `user` gets has the WSGI environment in `request.scope["wsgi_environ"]`.
     """
-    from a2wsgi import ASGIMiddleware  # noqa: PLC0415 - only where a WSGI application asks for it
+    from a2wsgi import ASGIMiddleware  # noqa: PLC0415 - only WSGI applications need it
 
     runtime, login = _runtime(app), _login(user, token)
     page = Page(runtime, login, allow=allow, books=books, is_live=False, carries_out=carry_out)
@@ -80,7 +80,7 @@ def _login(user: Callable[[Request], User | Awaitable[User | None] | None] | Non
     if user is not None or token is None:
         msg = "who may see this page? give user=, which names the user of a request, or token=, for everybody who has it"
         raise ConfigurationError(msg)
-    if len(token) < 16:  # noqa: PLR2004 - so that nobody guesses it
+    if len(token) < 16:  # noqa: PLR2004 - too long to guess
         msg = "token= has 16 characters or more, so that nobody guesses it"
         raise ConfigurationError(msg)
     return TokenLogin(token, User("operator", "all"))

@@ -48,7 +48,7 @@ def names_of(setting: str, written: Any) -> tuple[str, ...]:
 
 
 def distance(exception: type[BaseException], name: str) -> int | None:
-    """How many classes the class `name` is above an exception class: 0 is the class itself, None if it is no base class."""
+    """How far the class `name` is above an exception class: 0 if it is the same class, None if it is no base class."""
     for steps, ancestor in enumerate(exception.__mro__):
         if _known_as(ancestor) == name:
             return steps
@@ -61,7 +61,7 @@ def _known_as(cls: type) -> str:
 
 
 def _loaded(name: str) -> Any:
-    """The object that `name` names in a loaded module; nothing is imported."""
+    """The object of this name in a loaded module; nothing is imported."""
     path = name.split(".")
     for end in range(len(path) - 1, 0, -1):
         found: Any = sys.modules.get(".".join(path[:end]))

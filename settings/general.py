@@ -9,9 +9,9 @@ from typing import Any, Literal
 from . import values
 from .values import checks_of, setting
 
-#: A lease is renewed once a second: with a shorter lease, a worker that is only busy would be taken for dead.
-LEAST_LEASE = 2.0
-#: Environment variables that name the release if the settings do not; the first that is set is used.
+#: A lease is renewed once a second: with a shorter lease, a busy worker would be taken for dead.
+MIN_LEASE = 2.0
+#: Environment variables that name the release if the settings do not. The first one set is used.
 RELEASE_VARIABLES = ("IMAGE_TAG", "SENTRY_RELEASE")
 
 
@@ -56,7 +56,7 @@ class GeneralSettings:
     """
 
     mode: Literal["enforce", "observe"] = setting(values.choice("enforce", "observe"), default="enforce")
-    lease: float = setting(values.duration_from(LEAST_LEASE), default=10.0)
+    lease: float = setting(values.duration_from(MIN_LEASE), default=10.0)
     outcome_log_max_bytes: int = setting(values.count(1), default=256 * 1024 * 1024)
     outcome_export: str | None = setting(values.optional(values.some_text), default=None)
     outcome_export_every: float = setting(values.duration_from(1.0), default=60.0)

@@ -1,9 +1,8 @@
 """All settings of an app, from all their sources, and the policy that follows from them for one queue and task.
 
-Precedence, setting by setting, the last one applies: built-in < `queues` < `tasks` < decorator < `override` (its queues, then its
-tasks). Within a table the more specific pattern wins (`redelivery.settings.matching`). The sources are read as if they were one
-file: first the TOML file, then `app.conf.redelivery`, then the environment. If several sources have the same row, the later source
-wins.
+For each setting, the last of these applies: built-in, `queues`, `tasks`, decorator, `override` (its queues, then its tasks). Within
+a table the more specific pattern wins (`redelivery.settings.matching`). The sources are read as if they were one file: the TOML
+file, then `app.conf.redelivery`, then the environment. If several sources have the same row, the last one wins.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ if TYPE_CHECKING:
     from .sources import Source
 
 BUILT_IN, DECORATOR = "built-in", "decorator"
-#: Queues and tasks come from the app, so they are few; this bounds the memory if messages name many others.
+#: The app has few queues and tasks; this bounds the memory if messages name many others.
 MAX_REMEMBERED = 10_000
-#: If the result backend cannot count a chord's members, this task asks with `retry` whether all have ended. That is no failure.
+#: If the result backend cannot count a chord's members, this task polls them with `retry`, which is no failure.
 CHORD_UNLOCK = Row(
     sources.TASKS,
     AddressPattern("celery.chord_unlock"),
@@ -50,7 +49,7 @@ class ResolvedPolicy:
 
 @dataclass(frozen=True, kw_only=True)
 class RedeliverySettings(GeneralSettings):
-    """The general settings as attributes, and the tables of policies that `policy_for` uses. Build it with `load`.
+    """The general settings as attributes, and the tables that `policy_for` uses. Build it with `load`.
 
     `general_sources` names the source of each general setting.
     """
@@ -97,8 +96,8 @@ class RedeliverySettings(GeneralSettings):
     def policy_for(self, queue: str, task: str | None = None, decorator: Mapping[str, Any] | None = None) -> ResolvedPolicy:
         """The policy for a task on a queue. Raises `ConfigurationError` if the merged fields contradict each other.
 
-        `decorator` holds the fields of the task's own decorator (`Options.fields`). The result is remembered as long as the same
-        mapping is passed, so this mapping must not be changed afterwards.
+        `decorator` holds the fields of the task's decorator (`Options.fields`). The result is cached for this mapping object, which
+        must not change afterwards.
         """
         known = self._remembered.get((queue, task))
         if known is not None and known[0] is decorator:
@@ -130,11 +129,11 @@ class RedeliverySettings(GeneralSettings):
         yield from self._matching(sources.OVERRIDE_TASKS, task)
 
     def _matching(self, table: str, address: str | None) -> Iterator[tuple[Mapping[str, Any], str]]:
-        """The rows of a table that match this address, the most specific last; equally specific rows stay in the order written."""
+        """The rows of a table that match, the most specific last. Equally specific rows keep the order written."""
         if address is None:
             return
-        speaking = [row for row in (CHORD_UNLOCK, *self.rows) if row.table == table and row.pattern.matches(address)]
-        for row in sorted(speaking, key=lambda row: row.pattern.specificity):
+        matching = [row for row in (CHORD_UNLOCK, *self.rows) if row.table == table and row.pattern.matches(address)]
+        for row in sorted(matching, key=lambda row: row.pattern.specificity):
             yield row.fields, str(row)
 
 

@@ -21,7 +21,7 @@ ANY_WORDS = "#"
 
 @dataclass(frozen=True, slots=True)
 class AddressPattern:
-    """A pattern of the settings. Raises `ConfigurationError` if the text is no pattern."""
+    """A pattern of the settings. Raises `ConfigurationError` if the text is not a pattern."""
 
     text: str
     words: tuple[str, ...] = field(init=False, repr=False, compare=False)
@@ -46,7 +46,7 @@ class AddressPattern:
 
     @property
     def specificity(self) -> tuple[int, int, tuple[int, ...]]:
-        """A greater value is more specific; between equal values the order written decides."""
+        """The greater, the more specific. Between equal values the order written decides."""
         kind = 0 if ANY_WORDS in self.words else 1 if ONE_WORD in self.words else 2
         literals = [place for place, word in enumerate(self.words) if word not in {ONE_WORD, ANY_WORDS}]
         return kind, len(literals), tuple(-place for place in literals)
@@ -57,7 +57,7 @@ def _is_text(written: object) -> bool:
 
 
 def _matches(pattern: tuple[str, ...], words: list[str]) -> bool:
-    """Match, and go back to the last `#` only, so that no pattern takes more than len(pattern) x len(words) steps."""
+    """Match with backtracking to the last `#` only: at most len(pattern) x len(words) steps."""
     at = seen = 0
     last_any, resume = -1, 0
     while seen < len(words):

@@ -1,14 +1,14 @@
 """Names that no queue of an app may have: those of redelivery, kombu, Celery and the broker.
 
 Only this module checks a name before it becomes a key on Redis or a queue on RabbitMQ; `middleware.transitions.homes` also asks the
-broker. One list applies to all brokers, so that a setting does not become dangerous if the broker is exchanged.
+broker. One list applies to all brokers, so that a change of the broker makes no setting dangerous.
 """
 
 from __future__ import annotations
 
 #: AMQP's limit for a name.
 MAX_BYTES = 255
-#: Complete names, beginnings and ends of names, and the owner of each.
+#: Whole names, prefixes and suffixes, and the owner of each.
 NAMES = {
     **dict.fromkeys(
         (f"redelivery.{name}" for name in ("outcomes", "audit", "watching", "exporting", "journal", "looking")),
@@ -17,13 +17,13 @@ NAMES = {
     **dict.fromkeys(("unacked", "unacked_index", "unacked_mutex"), "kombu"),
     "celeryev": "Celery",
 }
-BEGINNINGS = {
+PREFIXES = {
     **dict.fromkeys(("redelivery:", "redelivery.start.", "redelivery_delayed"), "redelivery"),
     "_kombu.": "kombu",
     **dict.fromkeys(("celeryev.", "celery_delayed_", "celery-task-meta-", "celery-taskset-meta-", "chord-unlock-"), "Celery"),
     "amq.": "RabbitMQ",
 }
-ENDS = {".pidbox": "Celery"}
+SUFFIXES = {".pidbox": "Celery"}
 
 
 def objection(name: object) -> str | None:
@@ -34,11 +34,11 @@ def objection(name: object) -> str | None:
         return "has characters that cannot be printed"
     if len(name.encode()) > MAX_BYTES:
         return f"is longer than {MAX_BYTES} bytes"
-    whose = NAMES.get(name) or _whose(name)
-    return None if whose is None else f"is a name that {whose} uses itself"
+    owner = NAMES.get(name) or _owner_of(name)
+    return None if owner is None else f"is a name that {owner} uses itself"
 
 
-def _whose(name: str) -> str | None:
-    begins = (whose for each, whose in BEGINNINGS.items() if name.startswith(each))
-    ends = (whose for each, whose in ENDS.items() if name.endswith(each))
-    return next(iter((*begins, *ends)), None)
+def _owner_of(name: str) -> str | None:
+    by_prefix = (owner for prefix, owner in PREFIXES.items() if name.startswith(prefix))
+    by_suffix = (owner for suffix, owner in SUFFIXES.items() if name.endswith(suffix))
+    return next(iter((*by_prefix, *by_suffix)), None)

@@ -1,4 +1,4 @@
-"""The policy: all settings of how the messages of one queue, or one task, are delivered again and die.
+"""The policy: all settings for how the messages of one queue, or one task, are delivered again and die.
 
 The fields and their meaning follow Artemis's address settings, or Solace's and RabbitMQ's settings if Artemis has none.
 """
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 UNLIMITED = -1
 #: The value for the dead-letter queue that is named after its origin queue.
 DEFAULT_QUEUE = "default"
-#: If no cap is set, it is the greater of this number of seconds and this multiple of the delay (Artemis: ten times the delay).
-LEAST_DEFAULT_CAP, DEFAULT_CAP_FACTOR = 600.0, 10
+#: The default cap is the greater of this number of seconds and this multiple of the delay (Artemis: ten times the delay).
+MIN_DEFAULT_CAP, DEFAULT_CAP_FACTOR = 600.0, 10
 
 
 class PolicyFields(TypedDict, total=False):
@@ -188,7 +188,7 @@ class RedeliveryPolicy:
         """The longest delay, in seconds: `max_redelivery_delay`, or the default cap if it is None."""
         if self.max_redelivery_delay is not None:
             return self.max_redelivery_delay
-        return max(LEAST_DEFAULT_CAP, DEFAULT_CAP_FACTOR * self.redelivery_delay)
+        return max(MIN_DEFAULT_CAP, DEFAULT_CAP_FACTOR * self.redelivery_delay)
 
     @property
     def most_deliveries(self) -> int:
@@ -202,13 +202,13 @@ class RedeliveryPolicy:
             return None
         if self.dead_letter_queue == DEFAULT_QUEUE:
             return f"{self.dead_letter_queue_prefix}{queue}{self.dead_letter_queue_suffix}"
-        return _elsewhere("dead_letter_queue", self.dead_letter_queue, queue)
+        return _other_queue("dead_letter_queue", self.dead_letter_queue, queue)
 
     def expiry_queue_for(self, queue: str) -> str | None:
-        """Where `queue`'s expired messages go; the result of `dead_letter_queue_for` if no `expiry_queue` is set."""
+        """Where `queue`'s expired messages go: `expiry_queue`, or its dead-letter queue."""
         if self.expiry_queue is None:
             return self.dead_letter_queue_for(queue)
-        return _elsewhere("expiry_queue", self.expiry_queue, queue)
+        return _other_queue("expiry_queue", self.expiry_queue, queue)
 
     def for_exception(self, exception: type[BaseException]) -> RedeliveryPolicy:
         """The policy, with the changes of the nearest rule for this exception class."""
@@ -263,7 +263,7 @@ _IN_RULES["non_retryable"] = values.flag
 
 
 def read_fields(given: Mapping[str, Any], where: str = "") -> dict[str, Any]:
-    """Some fields of a policy, each checked by itself and converted. Raises `ConfigurationError`.
+    """Some fields of a policy, each checked alone and converted. Raises `ConfigurationError`.
 
     `where` is the beginning of the error's text, for example `queues["orders.*"] (app.conf.redelivery)`.
     """
@@ -283,7 +283,7 @@ def _build(given: dict[str, Any]) -> RedeliveryPolicy:
     return RedeliveryPolicy(**given)
 
 
-def _elsewhere(setting: str, target: str, queue: str) -> str:
+def _other_queue(setting: str, target: str, queue: str) -> str:
     if target == queue:
         msg = f"{setting} of queue {queue!r} is {queue!r} itself: name another queue, or None to discard"
         raise ConfigurationError(msg)

@@ -7,8 +7,7 @@ A mapping and a TOML file hold the general settings (`redelivery.settings.genera
 
 The environment has one variable per general setting (`REDELIVERY_MODE`), one per table, in JSON (`REDELIVERY_QUEUES`,
 `REDELIVERY_TASKS`, `REDELIVERY_OVERRIDE`), and one per policy field for the row `#` of `queues`
-(`REDELIVERY_DEFAULT_MAX_DELIVERY_ATTEMPTS`). `REDELIVERY_CONFIG` names the TOML file. A value is JSON; if it is not, it is plain
-text.
+(`REDELIVERY_DEFAULT_MAX_DELIVERY_ATTEMPTS`). `REDELIVERY_CONFIG` names the TOML file. A value that is not JSON is plain text.
 
 Raises `ConfigurationError` for every unknown setting. Variables that Kubernetes sets for a service called `redelivery` are ignored.
 """
@@ -185,9 +184,9 @@ def _add_default(raw: dict[str, Any], default: dict[str, Any]) -> None:
 
 
 def _value(variable: str, text: str, *, is_text: bool) -> Any:
-    """The value as JSON, or the text itself if it is not JSON. A table that is not valid JSON is refused: text is no table.
+    """The value as JSON, or the text itself if it is not JSON. A broken table is refused.
 
-    With `is_text` a number, true and false are text, too: the release of an app may be called 4711.
+    With `is_text`, numbers, true and false are text: the release of an app may be called 4711.
     """
     lowered = text.strip().lower()
     if lowered in {"true", "false"} and not is_text:

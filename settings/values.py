@@ -1,4 +1,4 @@
-"""Single values of the settings: the rule for each kind, and the one line that says what is wrong with a value.
+"""Single values of the settings: a check for each kind of value, and the error if a value is wrong.
 
 Durations become float seconds. Booleans, NaN and infinities are not accepted as numbers. 0 is always a value and never means
 "unset"; `None` means "unset". TOML has no null, so the word `"none"` means `None` wherever a setting may be `None`.
@@ -22,25 +22,25 @@ from .names import objection
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-#: Takes the setting's name and the value as written; returns the value as used, or raises `ConfigurationError`.
+#: Gets the setting's name and the value as written. Returns the value to use, or raises `ConfigurationError`.
 Check = Callable[[str, Any], Any]
 
 #: Means None in notations without a null.
 NONE = "none"
-#: The host on which a server listens if only a port is given; the highest port.
+#: The host if only a port is given; the highest port.
 LOOPBACK, LAST_PORT = "127.0.0.1", 65_535
 MAX_SHOWN = 60
-#: 100 years in seconds: after a much longer time comes a year that Celery cannot write.
+#: 100 years in seconds. A much longer time would end in a year that Celery cannot write.
 MAX_DURATION = 100 * 365.25 * 86_400
 
 
 def setting(check: Check, *, default: Any, in_rules: bool = False) -> Any:
-    """A field of a dataclass: the check of the written value, its default, and whether a policy's `rules` may have it."""
+    """A field of a settings class; `in_rules` says whether a policy's `rules` may have it."""
     return field(default=default, metadata={"check": check, "in_rules": in_rules})
 
 
 def checks_of(owner: type) -> dict[str, Check]:
-    """The checks of a dataclass's fields, by their names, in their order."""
+    """The checks of a class's fields, by name, in order."""
     return {each.name: each.metadata["check"] for each in fields(owner) if "check" in each.metadata}
 
 
@@ -58,7 +58,7 @@ def number(setting: str, value: Any) -> float:
 
 
 def duration(setting: str, value: Any) -> float:
-    """Seconds from a number or a `timedelta`, 0 or more. More than 100 years, such as `timedelta.max`, are 100 years."""
+    """Seconds from a number or a `timedelta`, 0 or more; at most 100 years, also for `timedelta.max`."""
     given = value.total_seconds() if isinstance(value, timedelta) else value
     if not _is_number(given):
         raise _refused(setting, "must be seconds (a number) or a timedelta", value)
@@ -81,7 +81,7 @@ def _as_written(_: str, value: Any) -> Any:
 
 
 def _where(holds: Callable[[Any], bool], rule: str, read: Check = _as_written) -> Check:
-    """A check that accepts what `read` accepts, if `holds` is true for it; `rule` is the rule in words."""
+    """A check that reads the value with `read` and refuses it unless `holds` is true; `rule` is the rule in words."""
 
     def check(setting: str, value: Any) -> Any:
         answer = read(setting, value)
@@ -95,12 +95,10 @@ def _where(holds: Callable[[Any], bool], rule: str, read: Check = _as_written) -
 positive_duration = _where(lambda seconds: seconds > 0, "must be more than 0 seconds", duration)
 fraction = _where(lambda read: 0 <= read <= 1, "must be from 0.0 to 1.0", number)
 factor = _where(lambda read: read > 0, "must be more than 0 (1.0 keeps the delay the same)", number)
-#: How many in a second; a value below 1 is less than one in a second.
 rate = _where(lambda read: read > 0, "must be more than 0 (0.1 is one in ten seconds), or none for no limit", number)
-#: The largest number of deliveries.
 attempts = _where(lambda value: _is_whole(value) and (value >= 1 or value == -1), "must be 1 or more, or -1 for no limit")
 flag = _where(lambda value: isinstance(value, bool), "must be true or false")
-#: Any string, the empty one too.
+#: Any string, also an empty one.
 text = _where(lambda value: isinstance(value, str), "must be text")
 some_text = _where(lambda value: isinstance(value, str) and value != "", "must be text, and not empty")
 name = _where(lambda value: isinstance(value, str) and value != "", "must be a queue's name")
@@ -126,7 +124,7 @@ def queue(setting: str, value: Any) -> str:
 
 
 def http_url(setting: str, value: Any) -> str:
-    """An address of a web server. Raises `ConfigurationError`, whose text does not repeat the address: it may hold a password."""
+    """An address of a web server. The error does not repeat the address, which may hold a password."""
     if isinstance(value, str) and _is_http_url(value):
         return value
     msg = f"{setting} must be an address such as http://host:15672; in a user or a password, write / ? # @ as %2F %3F %23 %40"
@@ -177,7 +175,7 @@ def choice(*words: str) -> Check:
 
 
 def optional(check: Check) -> Check:
-    """A check that also accepts `None` (or the word "none", in any case: who writes Python into a variable writes "None")."""
+    """A check that also accepts `None`, or the word "none" in any case."""
 
     def check_or_none(setting: str, value: Any) -> Any:
         return None if value is None or (isinstance(value, str) and value.lower() == NONE) else check(setting, value)
@@ -186,7 +184,7 @@ def optional(check: Check) -> Check:
 
 
 def suggestion(written: object, known: Iterable[str]) -> str:
-    """`; did you mean 'x'?`, or an empty text if no known name is similar."""
+    """`; did you mean 'x'?`, or an empty text if no known name is close."""
     by_lower = {each.lower(): each for each in sorted(known)}
     near = difflib.get_close_matches(str(written).lower(), by_lower, n=1)
     return f"; did you mean {by_lower[near[0]]!r}?" if near else ""
