@@ -1,8 +1,8 @@
 """One attempt of a task, in the pool's child: it decides, and sends its decision to the main process.
 
 If the message must be delivered again, the attempt raises a `Redelivering`. If it must die, the attempt raises the task's own
-exception, and its report to the worker carries the decision (`Dying`): many exceptions lose their attributes on the way, or come
-there as another class, because they have slots, a `__reduce__` of their own, or cannot be pickled.
+exception, and its report to the worker carries the decision (`Dying`). The exception itself cannot carry it: with slots, its own
+`__reduce__` or a value that cannot be pickled, it loses its attributes, or arrives as another class.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 #: The key under which a request carries its `DeliveryFacts`; in the pool's child, its `Attempt`.
 DELIVERY = "redelivery_delivery"
-#: The key of the contexts of three spans, if tracing is on: of its delivery, of its publication, and of the attempt before.
+#: The key of the contexts of three spans, if tracing is on: the delivery, the publication, and the attempt before.
 TRACE = "redelivery_trace"
 
 
@@ -43,14 +43,14 @@ class Redelivering(Retry):
 
     def __init__(self, message: str | None = None, exc: BaseException | None = None, when: Any = None, **facts: Any) -> None:
         super().__init__(message, exc, when)
-        self.args = (message, exc, when)  # Celery's `Retry` has itself in its `args`: only the garbage collector would free it
+        self.args = (message, exc, when)  # Celery's `Retry` has itself in `args`, so that only the garbage collector would free it
         self.delay_ms: int = facts.get("delay_ms", 0)
         self.failed: Failed | None = facts.get("failed")
-        #: Whether it is reported without its traceback (`redelivery.middleware.child.report`).
+        #: Whether nothing reads its traceback, so that it is reported without one (`report`).
         self.is_unheard: bool = facts.get("is_unheard", False)
 
     def humanize(self) -> str:
-        """The delay in Celery's form: from a second upwards in whole seconds, which celery-progress reads."""
+        """The delay in Celery's form; from one second on in whole seconds, which celery-progress reads."""
         if not isinstance(self.when, (int, float)):
             return str(super().humanize())
         return f"in {math.ceil(self.when)}s" if self.when >= 1 else f"in {self.when:.3g}s"
@@ -66,31 +66,31 @@ def _redelivering(message: str | None, exc: BaseException | None, when: Any, del
     return Redelivering(message, exc, when, delay_ms=delay_ms, failed=failed)
 
 
-def _unheard(delay_ms: int, said: tuple[str, str, str] | None) -> Redelivering:
-    failed = None if said is None else Failed(type=said[0], message=said[1], fingerprint=said[2])
+def _unheard(delay_ms: int, failure: tuple[str, str, str] | None) -> Redelivering:
+    failed = None if failure is None else Failed(type=failure[0], message=failure[1], fingerprint=failure[2])
     return Redelivering(None, None, None, delay_ms=delay_ms, failed=failed, is_unheard=True)
 
 
 class Dying(NamedTuple):
-    """The message dies by this decision."""
+    """The decision by which the message dies."""
 
     decided: decision.DeadLetter | decision.Discard
     failed: Failed | None
 
 
 class Attempt:
-    """One attempt of one task, and whether the task has begun and returned."""
+    """One attempt of one task."""
 
     __slots__ = ("dying", "facts", "gave_up", "has_begun", "has_returned", "raised", "result", "runtime", "task")
 
     def __init__(self, task: Task, runtime: Runtime, facts: DeliveryFacts) -> None:
         self.task, self.runtime, self.facts = task, runtime, facts
-        #: Whether the task's own code has begun, and has returned; and whether it has used up its own `max_retries`.
+        #: Whether the task's own code has begun, has returned, and has used up its own `max_retries`.
         self.has_begun = self.has_returned = self.gave_up = False
-        #: How its message dies, if it was decided here, and the exception that led to this.
+        #: How its message dies, if that was decided here, and the exception that caused it.
         self.dying: Dying | None = None
         self.raised: BaseException | None = None
-        #: Its result, if the worker is to store it.
+        #: Its result, for the worker to store.
         self.result: TaskResult | None = None
 
     @property
@@ -109,13 +109,13 @@ class Attempt:
         return attempt
 
     def decide(self, exc: BaseException, *, requested_delay: float | None = None, cause: Reason | None = None) -> Decision:
-        """What follows from a failure."""
+        """Decide about a failure."""
         if cause is Reason.WORKER_LOST and not self.task.acks_late:
             return self.end(cause, "acknowledged before it ran")
         return self.decider.decide(self.facts, exc, cause, self._call(), requested_delay=requested_delay, **self._limits())
 
     def judge(self, result: Any) -> Decision | None:
-        """What follows from a result; None if it is accepted."""
+        """Decide about a result; None accepts it."""
         return self.decider.judge(self.facts, result, self._call(), **self._limits())
 
     def end(self, reason: Reason, detail: str) -> Decision:
@@ -130,8 +130,8 @@ class Attempt:
         return {"task_args": tuple(request.args or ()), "task_kwargs": dict(request.kwargs or {}), "fn": self.task.run}
 
     def conclude(self, decided: Decision, exc: BaseException, *, reported: Any = UNSET) -> BaseException:
-        """The exception to raise so that the worker carries this decision out. `reported` is what Celery shows, if not `exc`."""
-        failed = self.runtime.failed_of(exc, with_traceback=False)  # the pool's report has a death's traceback
+        """The exception that makes the worker carry this decision out. `reported` is what Celery shows instead of `exc`."""
+        failed = self.runtime.failed_of(exc, with_traceback=False)  # a death's is in the pool's report
         if isinstance(decided, decision.Redeliver):
             is_unheard = not _is_heard(self.task, self.task.request, has_events=self.facts.has_events)
             reported = exc if reported is UNSET else reported
@@ -144,12 +144,12 @@ class Attempt:
 
 
 def classes_of(throws: Any) -> tuple[type[BaseException], ...]:
-    """The classes that a task's `throws` names, in either notation."""
+    """The classes in a task's `throws`, which is a class or a tuple."""
     return throws if isinstance(throws, tuple) else (throws,) if isinstance(throws, type) else ()
 
 
 def _is_heard(task: Any, request: Any, *, has_events: bool) -> bool:
-    """Whether anything uses the traceback of a redelivery: events, a signal's receiver, a hook or a result backend."""
+    """Whether anything reads the traceback of a redelivery: events, a signal's receiver, a hook or a result backend."""
     if has_events or signals.task_retry.receivers or task_has_custom(task, "on_retry"):
         return True
     return stores_errors(task, request) and not isinstance(task.backend, DisabledBackend)

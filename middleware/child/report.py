@@ -1,11 +1,11 @@
 """The report of a redelivery, which a pool's child sends to its worker.
 
-Celery reports every failed attempt with a copy of each frame and the traceback as text, and pickles both into the pipe: most of the
-cost of a failed attempt. If nothing uses them (no result backend, hook, receiver of `task_retry` or event consumer), a redelivery
-reports the decision alone. Otherwise the report is Celery's own.
+Celery reports every failed attempt with a copy of each frame and the traceback as text, and pickles both into the pipe. This is
+most of the cost of a failed attempt. If nothing reads them (no result backend, hook, receiver of `task_retry` or event consumer), a
+redelivery reports only the decision. Otherwise the report is Celery's own.
 
-Celery allows this: `build_tracer` takes the class (`Info`) that handles an attempt's end. `lighten` gives the tasks of an app
-tracers with the class here, after Celery has built its own: in the worker, and in each child that a pool starts.
+Celery's `build_tracer` takes the class (`Info`) that handles an attempt's end. After Celery has built its own tracers,
+`replace_tracers` builds those of an app's tasks again, with the class here: in the worker, and in each child that a pool starts.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
     from ..runtime import Runtime
     from .attempt import Redelivering
 
-#: In the form of Celery's lines about tasks.
+#: Has the form of Celery's lines about tasks.
 LOG_DEAD_LETTER = "Task %(name)s[%(id)s] gave up its message: %(exc)s"
 
 
 class Report:
-    """Billiard's `ExceptionInfo` for a redelivery, without frames and without text."""
+    """Billiard's `ExceptionInfo` for a redelivery, without frames and text."""
 
     __slots__ = ("exception",)
 
@@ -57,12 +57,12 @@ class Report:
 
     @property
     def exc_info(self) -> tuple[Any, ...]:
-        """As billiard's."""
+        """As in billiard's class."""
         return type(self.exception), self.exception, None
 
 
 class Info(TraceInfo):
-    """Celery's handling of an attempt's end; a redelivery that nothing listens for is reported without its traceback."""
+    """Celery's handling of an attempt's end; a redelivery whose traceback nothing reads is reported without it."""
 
     __slots__ = ("reported",)
 
@@ -75,14 +75,14 @@ class Info(TraceInfo):
         if not is_unheard:
             try:
                 return super().handle_retry(task, req, store_errors=store_errors, **kwargs)
-            except Exception as exc:  # noqa: BLE001 - the task's own hook, or its result backend: the redelivery stands
+            except Exception as exc:  # noqa: BLE001 - from the task's hook or result backend; the message is still redelivered
                 log.exception("hook.failed", task_id=req.id, hook="on_retry", exception=type(exc).__name__)
                 return Report(reason)
         info(LOG_RETRY, {"id": req.id, "name": get_task_name(req, task.name), "exc": harmless(str(reason))})
         return Report(reason)
 
     def _log_error(self, task: Any, req: Any, einfo: ExceptionInfo) -> None:
-        """As Celery's; if the task itself raised `DeadLetter`, a warning without a traceback: it shows no error in the code."""
+        """As Celery's; but `DeadLetter` is no error in the code: it gives a warning without a traceback."""
         if not isinstance(self.retval, DeadLetter):
             super()._log_error(task, req, einfo)
             return
@@ -94,22 +94,22 @@ class Info(TraceInfo):
 
         If the failure was outside the attempt, the decision is taken here. A redelivery then becomes a retry.
         """
-        told: Any = self
-        raised = told.retval
+        this: Any = self
+        raised = this.retval
         attempt: Any = Attempt.of(task, req)
         is_outside = attempt is not None and (attempt.has_returned or not attempt.has_begun)
         if is_outside:
-            told.retval = concluded(attempt, req, raised)
-        if isinstance(told.retval, Retry):
-            told.state = RETRY
+            this.retval = concluded(attempt, req, raised)
+        if isinstance(this.retval, Retry):
+            this.state = RETRY
             self.reported = self.handle_retry(task, req, **kwargs)
             return self.reported
         try:
             self.reported = super().handle_failure(task, req, **kwargs)
         except Exception as exc:
             if not is_outside:
-                raise  # as Celery, which reports this exception instead; the message dies of the task's own
-            # The result backend cannot store this failure either: the decision that was taken here stays.
+                raise  # as Celery does, which reports this exception; the message dies of the task's own
+            # The result backend cannot store this failure either: the decision from above stays.
             _log_hook(req.id, exc)
             self.reported = _einfo_of(raised)
         self.reported.tb = None
@@ -126,8 +126,8 @@ def _einfo_of(raised: BaseException) -> ExceptionInfo:
 
 
 def concluded(attempt: Attempt, req: Any, raised: Any) -> Any:
-    """The exception to report for `raised`, which came before the task's own code began, or after it has returned."""
-    attempt.task.request_stack.push(req)  # the tracer has removed it, if the tracer itself failed
+    """The exception to report for `raised`, which came before the task's own code began or after it returned."""
+    attempt.task.request_stack.push(req)  # a tracer that failed has removed it
     try:
         if attempt.has_returned:
             then = f"{raised!r:.200}" if attempt.runtime.settings.store_failure_texts else type(raised).__name__
@@ -137,21 +137,21 @@ def concluded(attempt: Attempt, req: Any, raised: Any) -> Any:
         attempt.task.request_stack.pop()
 
 
-def lighten(app: Celery, runtime: Runtime, hostname: str | None) -> None:
-    """Build the tracers of this app's tasks again, as Celery builds them, with our `Info`."""
+def replace_tracers(app: Celery, runtime: Runtime, hostname: str | None) -> None:
+    """Build the tracers of this app's tasks again, with `Info`."""
     if not runtime.enforces:
         return
     for name, task in app.tasks.items():
         if runtime.policies.is_enabled(name):
-            task.__trace__ = _honest(task, build_tracer(name, task, app.loader, hostname, app=app, Info=Info))
+            task.__trace__ = _corrected(task, build_tracer(name, task, app.loader, hostname, app=app, Info=Info))
 
 
-def _honest(task: Any, trace: Any) -> Any:
-    """Correct Celery's tracer: it reports a task that it could not begin (its kwargs are a list, for example) as a success."""
+def _corrected(task: Any, trace: Any) -> Any:
+    """Correct Celery's tracer, which reports a task that it could not begin (for example, its kwargs are a list) as a success."""
 
-    def honest(uuid: Any, args: Any, kwargs: Any, request: Any = None) -> Any:
+    def trace_task(uuid: Any, args: Any, kwargs: Any, request: Any = None) -> Any:
         attempt = None
-        if request and DELIVERY in request:  # one attempt for both contexts that Celery makes of this request
+        if request and DELIVERY in request:  # Celery makes two contexts from this request: they share the attempt
             attempt = Attempt(task, task.app.redelivery, DeliveryFacts._make(request[DELIVERY]))
             request = {**request, DELIVERY: attempt}
             if attempt.facts.carries_result:
@@ -164,14 +164,14 @@ def _honest(task: Any, trace: Any) -> Any:
             if failure is None:
                 failure = _not_begun(task, uuid, request, report)
             else:
-                report = getattr(failure, "reported", report)  # if Celery's own code raised, Celery returns another report
+                report = getattr(failure, "reported", report)  # if Celery's own code raised, it returns another report
             if attempt is not None and attempt.dying is not None:
                 report.dying = attempt.dying
         elif failure is None and attempt is not None and attempt.result is not None:
             text = Carried.of(text, attempt.result)
         return report, failure, took, text
 
-    return honest
+    return trace_task
 
 
 def _traced(attempt: Attempt | None, trace: Any, uuid: Any, *call: Any) -> Any:
@@ -180,7 +180,7 @@ def _traced(attempt: Attempt | None, trace: Any, uuid: Any, *call: Any) -> Any:
     except Exception as exc:
         if attempt is None or attempt.dying is None:
             raise
-        _log_hook(uuid, exc)  # a hook or a result backend that also raised when Celery reported its first error
+        _log_hook(uuid, exc)  # a hook or a result backend raised again when Celery reported its first error
         return _einfo_of(exc), Info(FAILURE, exc), None, None
 
 

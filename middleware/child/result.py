@@ -1,13 +1,12 @@
-"""The result of a success: it goes to the worker with the report, and is stored in the step that acknowledges the message.
+"""The result of a success: the child sends it to the worker, which stores it in the step that acknowledges the message.
 
-In Celery the child asks the backend what it has stored for the task, stores the result, and waits for both answers. If backend and
-broker are one server, the worker is about to write there anyway. So the child makes the bytes, and the worker's script stores them:
-a message that is acknowledged has its result, and a message that is delivered again has none.
+Celery's child asks the backend what it has stored for the task, stores the result, and waits for both answers. If backend and
+broker are one server, the worker writes there anyway. So the child only makes the bytes, and the worker's script stores them: an
+acknowledged message has its result, and a message that is delivered again has none.
 
-The child stores the result itself, as Celery does, if it may be read before the message is acknowledged: by code that runs after
-the task (`on_success`, `after_return`, receivers of `task_success` and `task_postrun`), a chord, the next task of a chain, or a
-listener to events. It also does so with a large result, which should not go through the pool's pipe, and for a task with a backend
-of its own.
+The child still stores the result itself if the result may be read before the acknowledgement: by code that runs after the task
+(`on_success`, `after_return`, receivers of `task_success` and `task_postrun`), a chord, the next task of a chain, or a listener to
+events. It also stores large results, which should not go through the pool's pipe, and those of a task with its own backend.
 """
 
 from __future__ import annotations
@@ -26,15 +25,15 @@ if TYPE_CHECKING:
     from celery import Task
     from celery.utils.dispatch import Signal
 
-#: The child itself stores a result of this many bytes or more.
+#: The child stores results of this many bytes or more.
 MAX_SIZE = 64 * 1024
-#: Packages whose receivers of signals do not read results.
+#: Packages whose signal receivers do not read results.
 WELL_KNOWN = ("celery.", "opentelemetry.", "redelivery.")
 _STORE = "_store_result"
 
 
 class Carried(str):
-    """The text of a result, as Celery reports it, with the result that is to be stored."""
+    """The text of a result, as Celery reports it, with the result to store."""
 
     __slots__ = ("result",)
 
@@ -56,7 +55,7 @@ def _carried(text: str, *result: Any) -> Carried:
 
 
 def leave_to_worker(task: Task) -> None:
-    """From here on the app's backend, in this thread, leaves results to the worker; a task's own backend is not changed."""
+    """Make the app's backend, in this thread, leave results to the worker; a task's own backend is not changed."""
     backend: Any = task.backend
     if _STORE not in vars(backend) and backend is task.app.backend:
         setattr(backend, _STORE, _Storing(backend))
@@ -78,10 +77,9 @@ class _Storing:
         return self._store(task_id, result, state, traceback, request=request, **more)
 
     def _result(self, task_id: Any, result: Any, request: Any) -> TaskResult:
-        """The key and bytes that Celery's `_store_result` would store."""
         backend = self._backend
         meta = backend._get_result_meta(result=result, state=SUCCESS, traceback=None, request=request)  # noqa: SLF001 - Celery's
-        stored = str_to_bytes(backend.encode({**meta, "task_id": bytes_to_str(task_id)}))  # an own "json" may give bytes
+        stored = str_to_bytes(backend.encode({**meta, "task_id": bytes_to_str(task_id)}))  # a serializer may give bytes
         return TaskResult(backend.get_key_for_task(task_id), stored, backend.expires, backend.connparams["db"])
 
 
@@ -91,12 +89,11 @@ def _is_awaited(task: Task, request: Any) -> bool:
         return True
     if task_has_custom(task, "on_success") or task_has_custom(task, "after_return"):
         return True
-    return any(_has_own(signal, task) for signal in (signals.task_success, signals.task_postrun))
+    return any(_has_unknown_receiver(signal, task) for signal in (signals.task_success, signals.task_postrun))
 
 
-def _has_own(signal: Signal, task: Task) -> bool:
-    """Whether the signal has a receiver that is not of a `WELL_KNOWN` package."""
+def _has_unknown_receiver(signal: Signal, task: Task) -> bool:
     if not signal.receivers:
         return False
-    heard = signal._live_receivers(task)  # noqa: SLF001 - Celery's
-    return any(not str(getattr(each, "__module__", "")).startswith(WELL_KNOWN) for each in heard)
+    receivers = signal._live_receivers(task)  # noqa: SLF001 - Celery's
+    return any(not str(getattr(each, "__module__", "")).startswith(WELL_KNOWN) for each in receivers)

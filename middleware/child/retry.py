@@ -1,7 +1,7 @@
-"""`Task.retry`, and so `autoretry_for`, carried out as a move of the message; Celery publishes it if its arguments change.
+"""`Task.retry`, and so `autoretry_for`, as a move of the message. If the arguments or options change, Celery publishes it again.
 
-The lower of two limits stops it: the task's own, which counts Celery's `retries`, and the policy's, which counts attempts. A
-message that Celery publishes again keeps its history. If the publication fails, the message does not end: it is delivered again.
+The lower of two limits stops the retries: the task's own, which counts Celery's `retries`, and the policy's, which counts attempts.
+A message that Celery publishes again keeps its history. If the publication fails, the old message is delivered again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def retry_of(task: Task, original: Callable[..., Any]) -> Callable[..., Any]:
-    """The `retry` that replaces this task's `original` one. Without a delivery (eager, called directly) it calls `original`."""
+    """The replacement of this task's `original` retry. Without a delivery (eager, called directly) it calls `original`."""
 
     @functools.wraps(original)
     def retry(  # noqa: PLR0917 - Celery's signature
@@ -48,7 +48,7 @@ def retry_of(task: Task, original: Callable[..., Any]) -> Callable[..., Any]:
         if attempt is None or request.is_eager or request.called_directly:
             return original(args, kwargs, exc, throw, eta, countdown, max_retries, **options)
         if isinstance(exc, Reject):
-            raise exc  # `autoretry_for=(Exception,)` has caught it, but it is for the worker
+            raise exc  # caught by `autoretry_for=(Exception,)`, but meant for the worker
         if max_retries is not None:
             task.override_max_retries = max_retries
         exc = exc() if isinstance(exc, type) else exc
@@ -57,20 +57,20 @@ def retry_of(task: Task, original: Callable[..., Any]) -> Callable[..., Any]:
         cause = next((each for each in (exc, sys.exc_info()[1]) if each is not None), Retry("asked for by the task"))
         decided = attempt.decide(cause, requested_delay=_delay(task, eta, countdown))
         if not isinstance(decided, decision.Redeliver):
-            raise attempt.conclude(decided, _given_up(task, decided, args, kwargs) if exc is None else exc)
+            raise attempt.conclude(decided, _retries_exceeded(task, decided, args, kwargs) if exc is None else exc)
         if throw and args is None and kwargs is None and not options:
             raise attempt.conclude(decided, cause, reported=exc)
-        options["headers"] = {**(options.get("headers", request.headers) or {}), **_history(attempt, cause, decided)}
+        options["headers"] = {**(options.get("headers", request.headers) or {}), **_history_headers(attempt, cause, decided)}
         now_ms = facts.received_ms + (time.monotonic() - facts.received) * 1000  # by the server's clock
         delay = _delay(task, eta, countdown)
-        if delay:  # Celery would add it to the time of this machine's clock
+        if delay:  # Celery would count it by this machine's clock
             eta, countdown = datetime.fromtimestamp(now_ms / 1000 + delay, UTC), None
         if facts.expires_ms is not None:
             options.setdefault("expires", max(facts.expires_ms - now_ms, 0) / 1000)
-        request.delivery_info = _believed(task, facts.queue)
+        request.delivery_info = _declared_info(task, facts.queue)
         try:
             return original(args, kwargs, exc, throw, eta, countdown, max_retries, **options)
-        except Reject as rejected:  # Celery raises it if the publication failed: here the message is kept, and runs again
+        except Reject as rejected:  # the publication failed: the message is kept, and runs again
             reason = rejected.reason
             failed = reason if isinstance(reason, Exception) else rejected
             attempt.gave_up = False
@@ -79,31 +79,31 @@ def retry_of(task: Task, original: Callable[..., Any]) -> Callable[..., Any]:
     return retry
 
 
-def _believed(task: Task, queue: str) -> dict[str, Any]:
-    """Where Celery publishes the message again: to its own exchange and key if the app declares them, otherwise to its queue."""
-    said = mapping(task.request.delivery_info)
-    exchange, key = str(said.get("exchange") or ""), str(said.get("routing_key") or "")
+def _declared_info(task: Task, queue: str) -> dict[str, Any]:
+    """Where Celery publishes the message again: its exchange and key if the app declares them, otherwise its queue."""
+    info = mapping(task.request.delivery_info)
+    exchange, key = str(info.get("exchange") or ""), str(info.get("routing_key") or "")
     exchange, key = address_of(task.app, queue, exchange, key)
-    return {**said, "exchange": exchange, "routing_key": key}
+    return {**info, "exchange": exchange, "routing_key": key}
 
 
-def _given_up(task: Task, decided: Any, args: Any, kwargs: Any) -> Exception:
-    """The exception that Celery raises if the retries are used up; it names the limit if that is not the task's own."""
+def _retries_exceeded(task: Task, decided: Any, args: Any, kwargs: Any) -> Exception:
+    """Celery's exception for retries that are used up; it names the limit if that is not the task's own."""
     request = task.request
     args, kwargs = tuple(request.args if args is None else args), request.kwargs if kwargs is None else kwargs
     text = f"Can't retry {task.name}[{request.id}] args:{args} kwargs:{kwargs}"
     if "max_retries" not in decided.detail:
         text = f"{text}: {decided.detail}"
-    given_up: Exception = task.MaxRetriesExceededError(text, task_args=args, task_kwargs=kwargs)
-    return given_up
+    exceeded: Exception = task.MaxRetriesExceededError(text, task_args=args, task_kwargs=kwargs)
+    return exceeded
 
 
-def _history(attempt: Attempt, cause: BaseException, decided: decision.Redeliver) -> dict[str, Any]:
-    """The headers that make the message published by Celery the next attempt of the same life."""
+def _history_headers(attempt: Attempt, cause: BaseException, decided: decision.Redeliver) -> dict[str, Any]:
+    """The headers that make Celery's new message the next attempt of the same life."""
     request, facts = attempt.task.request, attempt.facts
     failed = attempt.runtime.failed_of(cause, with_traceback=False)
     seen_ms = facts.first_seen_ms
-    traced = None if attempt.runtime.telemetry is None else request.get(TRACE)  # without tracing, another client has written it
+    traced = None if attempt.runtime.telemetry is None else request.get(TRACE)  # without tracing, another client wrote it
     ended = Ended(
         at_ms=seen_ms + round(facts.age_now() * 1000),
         worker=request.hostname or "",
@@ -117,7 +117,7 @@ def _history(attempt: Attempt, cause: BaseException, decided: decision.Redeliver
 
 
 def _delay(task: Task, eta: Any, countdown: float | None) -> float:
-    """Seconds to wait; like Celery, it uses the countdown if both are given, and reads an ETA without a time zone as UTC."""
+    """Seconds to wait. As in Celery, a countdown wins over an ETA, and an ETA without a time zone is UTC."""
     if eta and not countdown:
         return float(max(maybe_make_aware(eta, task.app.timezone).timestamp() - time.time(), 0.0))
     return float(task.default_retry_delay if countdown is None else countdown)

@@ -1,8 +1,8 @@
-"""Which settings an app and its tasks have set explicitly, and which values are only Celery's defaults.
+"""Tell the explicit settings of an app and its tasks from Celery's defaults.
 
-Celery writes its defaults into a task's class when it binds the task to its app, so that afterwards both look alike. Two facts
-distinguish them: the order in which a class got its attributes (`bind` writes its values after `_exec_options`), and the mapping in
-which the app's configuration was found (the last one holds Celery's own defaults).
+Celery writes its defaults into a task's class when it binds the task to its app, so that both look alike. Two facts distinguish
+them: the order in which a class got its attributes (`bind` writes its values after `_exec_options`), and the mapping that holds the
+app's value (the last mapping has Celery's defaults).
 
 Reading a setting configures the app, so this is for workers and commands, not for `Redelivery(app)`.
 """
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 #: The value was not set explicitly.
 UNSET: Any = type("Unset", (), {"__repr__": lambda _: "UNSET", "__bool__": lambda _: False})()
 
-#: Attributes of tasks that `Redelivery` sets to True, unless they are set explicitly: attribute, setting.
+#: Attribute and setting of what `Redelivery` sets to True on tasks, unless it is set explicitly.
 NEEDED = (("acks_late", "task_acks_late"), ("reject_on_worker_lost", "task_reject_on_worker_lost"))
-#: The attribute in which a task keeps its earlier values, in the same order.
+#: The attribute that keeps a task's earlier values, in the same order.
 PLAIN = "__redelivery_plain__"
 
 
 def explicit_app_setting(app: Celery, setting: str) -> Any:
-    """The app's value of a setting, in either notation of its name; `UNSET` if Celery's default applies."""
-    app.conf.get(setting)  # loads the configuration: before that `app._conf` is not set
+    """The app's value of a setting, whose name may have the old or the new form; `UNSET` if Celery's default applies."""
+    app.conf.get(setting)  # loads the configuration, which sets `app._conf`
     conf = app._conf  # noqa: SLF001 - the view itself
     names = [conf._key(name) for name in conf._to_keys(setting)]  # noqa: SLF001 - prefixed and plain notation
     names.append(_TO_OLD_KEY.get(setting, setting))
@@ -40,7 +40,7 @@ def explicit_app_setting(app: Celery, setting: str) -> Any:
 
 
 def explicit_task_option(task: Task, attribute: str) -> Any:
-    """The explicit value of a task's attribute: from its options, its class or a base class, or an annotation; or `UNSET`."""
+    """A task's explicit value, from its options, its class, a base class or an annotation; otherwise `UNSET`."""
     if attribute in vars(task):
         return vars(task)[attribute]
     for annotation in resolve_all(task.app.annotations, type(task)):

@@ -1,12 +1,11 @@
-"""The wrapper around a task, in the pool's child: one attempt, and the decision that follows if it fails.
+"""The wrapper around a task, in the pool's child: one attempt, and the decision if it fails.
 
 A success returns. A failure becomes a decision (`decision.decide`). If the message must be delivered again, the attempt raises
 `Redelivering`, a `celery.exceptions.Retry`: Celery stores RETRY and sends its signals, and the worker moves the message. If it must
 die, the attempt raises the task's own exception: Celery handles FAILURE, error callbacks, chords and chains, and the worker finds
 the decision in the report. `Reject`, `Ignore`, eager runs and direct calls are not changed.
 
-Limits: it runs in the pool's child and calls no broker there, with one exception: on pools that share the worker's process it
-records the start of a message whose starts must be recorded.
+Limits: the child calls no broker. The exception is a pool that shares the worker's process: there the wrapper records starts.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ GUARDED = "__redelivery__"
 
 
 class ResultRefused(RedeliveryError):
-    """The task's result was refused by `retry=`, and its deliveries are used up: look at the task, or raise the limit."""
+    """`retry=` refused the task's result, and its deliveries are used up: look at the task, or raise the limit."""
 
 
 def guard(task: Task, runtime: Runtime) -> None:
@@ -56,11 +55,12 @@ def guard(task: Task, runtime: Runtime) -> None:
         request = task.request
         attempt = Attempt.of(task, request)
         if attempt is None or request.is_eager or attempt.has_begun:
-            return run(*args, **kwargs)  # no delivery; or a task with a `__call__` that calls itself
+            return run(*args, **kwargs)  # there is no delivery, or the task's own `__call__` calls itself
         attempt.has_begun = True
         facts = attempt.facts
-        said = {"attempt": facts.attempt, "queue": safe(facts.queue), "generation": facts.generation}
-        bound = bind_contextvars(task_id=safe(request.id), **said)
+        bound = bind_contextvars(
+            task_id=safe(request.id), attempt=facts.attempt, queue=safe(facts.queue), generation=facts.generation
+        )
         try:
             if facts.must_start:
                 runtime.start(facts.tag)
@@ -75,12 +75,12 @@ def guard(task: Task, runtime: Runtime) -> None:
         task.run = guarded
     if type(task).retry is BaseTask.retry:
         task.retry = retry_of(task, task.retry)
-    else:  # its class has a `retry` of its own, which calls Celery's by `super()`
+    else:  # the class's own `retry` calls Celery's by `super()`
         _insert(task, type("Retrying", (BaseTask,), {"retry": _method(retry_of(task, functools.partial(BaseTask.retry, task)))}))
 
 
 def _insert(task: Task, *below: type, **members: Callable[..., Any]) -> None:
-    """Give this one task a class of its own, with these methods, and these classes between its class and Celery's `Task`."""
+    """Give this task its own class, with these methods, and with these classes between its class and Celery's `Task`."""
     cls = type(task)
     methods = {name: _method(function) for name, function in members.items()}
     task.__class__ = type(cls.__name__, (cls, *below), {**methods, "__module__": cls.__module__, "__doc__": cls.__doc__})
@@ -101,20 +101,20 @@ def _attempt(
     try:
         result = run(*args, **kwargs)
     except (Reject, Ignore):
-        attempt.dying = None  # the task has caught the exception of its last `retry`
+        attempt.dying = None  # the task caught the exception of its last `retry`
         raise
     except Retry as exc:
-        _ask_for(exc, attempt.task)
+        _carry_out_retry(exc, attempt.task)
         raise
     except SystemExit as exc:
-        # On prefork the child ends, and the pool reports that. If tasks share the worker's process, nothing would report it.
+        # On prefork the child ends, and the pool reports that. In a shared process nothing would report it.
         if not attempt.runtime.shares_process or isinstance(exc, (WorkerShutdown, WorkerTerminate)):
             raise
         lost = WorkerLostError(f"the task asked its process to exit: {exc!r}")
         raise attempt.conclude(attempt.decide(lost, cause=Reason.WORKER_LOST), lost) from exc
     except BaseException as exc:
         if not isinstance(exc, Exception) and (attempt.runtime.shares_process or isinstance(exc, KeyboardInterrupt)):
-            raise  # a pool of greenlets ends its tasks by such exceptions, and reports them
+            raise  # pools of greenlets end their tasks by such exceptions, and report them
         if exc is attempt.raised:
             raise
         concluded = attempt.conclude(attempt.decide(exc), exc)
@@ -128,8 +128,8 @@ def _attempt(
     raise attempt.conclude(decided, ResultRefused(f"{attempt.task.name} returned {result!r:.200}, which its retry= refuses"))
 
 
-def _ask_for(exc: Retry, task: Task) -> None:
-    """Ask for a retry that nobody has published: the task has made it, or another task, which it called as a function, has."""
+def _carry_out_retry(exc: Retry, task: Task) -> None:
+    """Carry out a `Retry` that was raised but not published, by the task or by a task that it called as a function."""
     if exc.sig is None and not isinstance(exc, Redelivering):
         when = {"countdown": exc.when} if isinstance(exc.when, (int, float)) else {"eta": exc.when}
         task.retry(exc=exc.exc, **when)

@@ -1,7 +1,7 @@
-"""The text of a task's arguments, which is in the headers of its message for people to read.
+"""The text of a task's arguments, which a message's headers carry for people to read.
 
-Celery's `saferepr` makes it for any argument, however long or deep, and needs ten times as long as `repr`. If all arguments are
-short and plain, both make the same text.
+Celery's `saferepr` handles any argument, and takes ten times as long as `repr`. If all arguments are short and plain, both give the
+same text.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ _NUMBERS = frozenset({int, float, bool, type(None)})
 
 
 def text_of_arguments(arguments: Any, limit: int | None) -> str | None:
-    """What `saferepr` makes of positional or named arguments in at most so many characters; None if only `saferepr` can tell."""
+    """The text of positional or named arguments, of `limit` characters at most; None if it needs `saferepr`."""
     kind = type(arguments)
     if kind is dict:
         is_plain = all(map(_is_plain, arguments)) and all(map(_is_plain, arguments.values()))
@@ -23,6 +23,6 @@ def text_of_arguments(arguments: Any, limit: int | None) -> str | None:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether `saferepr` writes this value as `repr` does; it escapes no character but the quotation mark."""
+    """Whether `saferepr` writes this value as `repr` does; it escapes only the quotation mark."""
     kind = type(value)
     return kind in _NUMBERS or (kind is str and value.isprintable() and "'" not in value and "\\" not in value)

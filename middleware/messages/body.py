@@ -1,4 +1,4 @@
-"""The body of a message: read and written again, in the same encoding and compression. Nothing in it is run or unpickled."""
+"""Read and write the body of a message, in its own encoding and compression. Nothing in it is run or unpickled."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ Raw = dict[str, Any]
 
 
 def decoded(message: Raw) -> Any:
-    """The body, decoded, if it is plain JSON; None if it is anything else, or cannot be read."""
+    """The decoded body; None if it is not plain JSON, or cannot be read."""
     if message.get("content-type") != JSON:
         return None
     try:
         return json.loads(_bytes_of(message))
     except (ValueError, TypeError, RecursionError):
         return None
-    except Exception:  # noqa: BLE001 - kombu's codecs raise errors of their own, and any client may have written the bytes
+    except Exception:  # noqa: BLE001 - kombu's codecs have their own errors, and any client may have written the bytes
         return None
 
 
@@ -48,7 +48,7 @@ def with_body(message: Raw, body: Any) -> Raw:
 
 def without_chord(message: Raw) -> tuple[Raw, bool]:
     """The message without its chord, and whether it belonged to one."""
-    # Members of a chord are members of its group; looking into every body would be slow.
+    # Decode only the members of a group, which include those of a chord: decoding every body would be slow.
     body: Any = decoded(message) if message["headers"].get("group") is not None else None
     if not _is_protocol_2(body) or body[2].get("chord") is None:
         return message, False
@@ -56,7 +56,7 @@ def without_chord(message: Raw) -> tuple[Raw, bool]:
 
 
 def embedded(message: Raw) -> dict[str, Any]:
-    """What the body has beside the arguments: chord, chain, callbacks. Empty if it is not plain JSON of Celery's protocol 2."""
+    """The body's third part: chord, chain, callbacks. Empty if the body is not plain JSON of Celery's protocol 2."""
     body: Any = decoded(message)
     return dict(body[2]) if _is_protocol_2(body) else {}
 

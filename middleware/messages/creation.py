@@ -1,7 +1,4 @@
-"""The creation of a task's message: Celery's, to which an app with `Redelivery` adds what it knows before or better.
-
-The text of the arguments is made faster where that is possible, and a time that was given as seconds remembers them.
-"""
+"""Changes to Celery's creation of a task's message: a faster text of the arguments, and times that remember their seconds."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from .countdown import FromNow
 
 
 def install_creation(amqp: Any) -> None:
-    """From here on, this app's messages are made so; a second call changes nothing."""
+    """Change how this app creates messages; a second call changes nothing."""
     make = amqp.create_task_message
     if getattr(make, "is_ours", False):
         return
@@ -38,11 +35,11 @@ def install_creation(amqp: Any) -> None:
         if options.get("kwargsrepr") is None:
             options["kwargsrepr"] = text_of_arguments(kwargs or {}, amqp.kwargsrepr_maxsize)
         message = make(task_id, name, args, kwargs, countdown, eta, group_id, group_index, expires, *rest, **options)
-        if (countdown or expires is not None) and options.get("now") is None:  # else they count from the time that the caller gave
-            for header, said in (("eta", countdown), ("expires", expires)):
+        if (countdown or expires is not None) and options.get("now") is None:  # otherwise they count from the caller's time
+            for header, seconds in (("eta", countdown), ("expires", expires)):
                 text = message.headers.get(header)
-                if isinstance(said, Real) and isinstance(text, str) and (said or header == "expires"):
-                    message.headers[header] = FromNow.of(text, float(said))
+                if isinstance(seconds, Real) and isinstance(text, str) and (seconds or header == "expires"):
+                    message.headers[header] = FromNow.of(text, float(seconds))
         return message
 
     create_task_message.is_ours = True  # type: ignore[attr-defined]

@@ -1,8 +1,8 @@
 """The header `redelivery`, the history of a message, as a record; `steps` writes its fields.
 
 Any client that can publish can write this header. So each number read from it is a whole number within bounds, each text has a
-maximum length and can be encoded, and no name in it is used as a destination. A field that cannot be read counts as absent, on
-every level, and `unreadable` names it. Fields that a newer version has written are kept as they are.
+maximum length and can be encoded, and no name in it is used as a destination. A field that cannot be read counts as absent, at any
+level, and `unreadable` names it. Fields of a newer version are kept as they are.
 """
 
 from __future__ import annotations
@@ -23,27 +23,25 @@ HEADER = "redelivery"
 #: Set by producers with redelivery, which record what they publish.
 ANNOUNCED = "redelivery-announced"
 ELIGIBLE = "redelivery-dead-letter-eligible"
-#: Headers used on RabbitMQ only, which the broker itself ignores: kombu's `expiration` (milliseconds, a text of digits); the
-#: exchange and routing key of the publication, if the message was moved since; the keys of its copies (`CC`); and how often a
-#: worker that stopped has put it back.
+#: Headers used on RabbitMQ only: kombu's `expiration` (milliseconds, a text of digits); the exchange and routing key of the
+#: publication, if the message was moved since; the keys of its copies (`CC`); and how often a stopping worker put it back.
 EXPIRATION, DELIVERED, COPIES = "redelivery-expiration", "redelivery-delivered", "redelivery-cc"
 RELEASED = "redelivery-released"
 VERSION = 1
-#: Characters that are kept of a failure's traceback, and of its message (and of any other text in the header).
+#: The most characters of a failure's traceback, and of its message (or any other text in the header).
 MAX_TRACEBACK = 16 * 1024
 MAX_MESSAGE = 1024
-#: Frames of a traceback that a fingerprint is made of, the innermost.
+#: A fingerprint is made from this many innermost frames.
 MAX_FRAMES = 12
-#: How many attempts, deaths, and routing keys of one death there are at most.
+#: The most attempts, deaths, and routing keys of one death.
 MAX_ATTEMPTS, MAX_DEATHS, MAX_KEYS = 20, 20, 21
-#: The reasons of death, and the form of a reason that only a newer version knows.
+#: The form of a reason that only a newer version knows.
 _REASONS = frozenset(Reason)
 _WORD = re.compile(r"[a-z_]{1,64}")
-#: A W3C trace context, of the only version (00): the ids of a trace and of a span, and the flags.
+#: A W3C trace context, version 00: trace id, span id, flags.
 TRACE_CONTEXT = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
-#: How long the name of a queue may be.
 MAX_NAME = 256
-#: Numbers are below this one, and times (milliseconds) before the year 10000.
+#: Upper bounds, excluded: of numbers, and of times (milliseconds, the year 10000).
 MAX_COUNT, LATEST_MS = 2**53, 253_402_300_800_000
 
 
@@ -62,7 +60,7 @@ class Failed:
         return f"{self.type}: {self.message}" if self.message else self.type
 
     def to_header(self) -> dict[str, str]:
-        """The header's `failure`, cut to the maximum lengths: a traceback keeps its end, where the error is."""
+        """The header's `failure`. A traceback that is too long keeps its end, where the error is."""
         return {
             "type": self.type,
             "message": self.message[:MAX_MESSAGE],
@@ -94,10 +92,7 @@ def _message(exc: BaseException) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """One counted delivery that ended: when (ms), at which worker, with which exception, and the delay (ms) that followed.
-
-    `trace` is the context of its span, if it has one.
-    """
+    """A counted delivery that ended: its time (ms), worker and exception, the delay (ms) after it, and its span's context."""
 
     at_ms: int
     worker: str
@@ -107,20 +102,22 @@ class Attempt:
 
     def to_header(self) -> dict[str, Any]:
         """One entry of the header's `attempts`."""
-        said = {"at": self.at_ms, "worker": self.worker, "exception": self.exception[:MAX_MESSAGE], "delay": self.delay_ms}
-        return {**said, "trace": self.trace} if self.trace else said
+        entry = {"at": self.at_ms, "worker": self.worker, "exception": self.exception[:MAX_MESSAGE], "delay": self.delay_ms}
+        return {**entry, "trace": self.trace} if self.trace else entry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Envelope:
     """The contents of a message's `redelivery` header.
 
-    `attempt` is the number of ended deliveries that count, `delivery` the number of all ended deliveries. `suspect`: a worker died
-    while it held the message. `served_eta` is the ETA that the delay store has already waited for. `undelivered` names the missing
-    dead-letter queue that a dead letter waits for, and is for people to read. `first_death` has queue, reason and time of its very
-    first death. `parked`: it is kept in its queue. `handled` is how often a dead-letter handler has failed on it. `since` is the
-    last generation that an operator or a handler began. `lost` has the number and the span of the last delivery, if its worker died
-    and it does not count. `unknown` has the fields that a newer `version` has written.
+    - `attempt`: how many deliveries ended and count; `delivery`: how many ended.
+    - `suspect`: a worker died while it held the message.
+    - `served_eta`: the ETA that the delay store has already waited for.
+    - `undelivered`: the missing dead-letter queue that a dead letter waits for, for people to read.
+    - `first_death`: queue, reason and time of the very first death. `parked`: the message is kept in its queue.
+    - `handled`: how often a dead-letter handler has failed on it. `since`: the last generation that an operator or a handler began.
+    - `lost`: number and span of the last delivery, if its worker died and it does not count.
+    - `unknown`: the fields that a newer `version` has written.
     """
 
     attempt: int = 0
@@ -144,7 +141,7 @@ class Envelope:
 
     @classmethod
     def of(cls, headers: Mapping[str, Any] | None) -> Envelope:
-        """Read it from a message's headers; a field that is absent or cannot be read has its default."""
+        """Read a message's headers; a field that is absent or unreadable gets its default."""
         header = headers.get(HEADER) if isinstance(headers, dict) else None
         if not isinstance(header, dict):
             return UNWRITTEN
@@ -182,13 +179,13 @@ class Envelope:
         died_in = self.deaths[0].get("generation")
         if isinstance(died_in, int):
             return died_in == self.generation
-        # An older version did not write the generation. A message that was redriven was first seen after its death.
+        # Older versions wrote no generation: a redriven message was first seen after its death.
         return self.first_seen_ms is not None and self.first_seen_ms <= count(self.deaths[0].get("last"))
 
     def closes_circle(self, target: str) -> bool:
-        """Whether a death into `target` closes a circle: it has died there since `since`, and was not rejected meanwhile.
+        """Whether a death into `target` closes a circle: the message died there after `since` began, with no rejection afterwards.
 
-        RabbitMQ drops such a message. A circle with a rejection in it counts as intended.
+        RabbitMQ drops such a message. A circle with a rejection counts as intended.
         """
         for each in self.deaths:
             if count(each.get("generation")) < self.since or each.get("reason") == "rejected":
@@ -198,7 +195,7 @@ class Envelope:
         return False
 
     def life_queue(self, queue: str) -> str:
-        """The queue under which the message is recorded: its first one; a task may have sent itself to `queue` since."""
+        """The queue under which the message is recorded: its first one, even if the task has sent itself to `queue` since."""
         first = self.origin.get("queue")
         return first if isinstance(first, str) and first else queue
 
@@ -234,9 +231,9 @@ UNWRITTEN = Envelope()
 
 
 def eligible_of(headers: Mapping[str, Any]) -> bool | None:
-    """Whether the producer wants the message kept as a dead letter; None if its header does not say so."""
-    said = headers.get(ELIGIBLE)
-    return said if isinstance(said, bool) else None
+    """Whether the producer wants the message kept as a dead letter; None without a valid header."""
+    value = headers.get(ELIGIBLE)
+    return value if isinstance(value, bool) else None
 
 
 def count(value: object) -> int:
@@ -245,7 +242,7 @@ def count(value: object) -> int:
 
 
 def text(value: object, most: int) -> str:
-    """A text of at most `most` characters from an untrusted header, or an empty one; characters without an encoding become `?`."""
+    """A text from an untrusted header, cut to `most` characters, or an empty one. What UTF-8 cannot encode becomes `?`."""
     if not isinstance(value, str):
         return ""
     cut = value if len(value) <= most else value[:most]
@@ -258,7 +255,7 @@ def mapping(value: object) -> dict[str, Any]:
 
 
 def _undelivered(header: Mapping[str, Any]) -> str | None:
-    """The missing queue that a dead letter waits for. None if the message has no death with a reason, or the name is not valid.
+    """The missing queue that a dead letter waits for; None without a death that has a reason, or if the name is not valid.
 
     It is for people to read: the letter goes to the queue that its policy names.
     """
@@ -297,7 +294,7 @@ def _traceback(value: object) -> str | None:
 
 
 def _name(value: object) -> str | None:
-    """A name, complete or None: a name that is cut, or has characters replaced, would be another name."""
+    """A name, unchanged, or None: a name that is cut, or has characters replaced, is another name."""
     return value if isinstance(value, str) and text(value, MAX_NAME) == value else None
 
 
@@ -319,10 +316,10 @@ def _scalar(value: object) -> str | int | float | None:
     return text(value, MAX_NAME) if isinstance(value, str) else None
 
 
-_said = _text(MAX_MESSAGE)
+_message_text = _text(MAX_MESSAGE)
 _Shape = dict[str, "Callable[[object], Any]"]
 ORIGIN: _Shape = {"queue": _name, "exchange": _name, "routing_key": _name}
-ATTEMPT: _Shape = {"at": _time, "worker": _said, "exception": _said, "delay": _count, "trace": _trace}
+ATTEMPT: _Shape = {"at": _time, "worker": _message_text, "exception": _message_text, "delay": _count, "trace": _trace}
 DEATH: _Shape = {
     "queue": _name,
     "reason": _text(MAX_NAME),
@@ -332,13 +329,13 @@ DEATH: _Shape = {
     "generation": _count,
     "exchange": _name,
     "routing_keys": _names,
-    "detail": _said,
+    "detail": _message_text,
     **dict.fromkeys(("expires", "time_to_live", "expiration", "published"), _scalar),
 }
-FAILURE: _Shape = {"type": _said, "message": _said, "traceback": _traceback, "fingerprint": _text(MAX_NAME)}
+FAILURE: _Shape = {"type": _message_text, "message": _message_text, "traceback": _traceback, "fingerprint": _text(MAX_NAME)}
 FIRST_DEATH: _Shape = {"queue": _name, "reason": _text(MAX_NAME), "at": _time}
 LOST: _Shape = {"delivery": _count, "trace": _trace}
-#: For every other field of the header: a function that says whether the value can be read.
+#: The other fields of the header, each with a check whether its value can be read.
 _SIMPLE: dict[str, Callable[[object], bool]] = {
     **dict.fromkeys(("version", "attempt", "delivery", "generation", "handled", "since"), lambda value: _count(value) is not None),
     "first_seen": lambda value: _time(value) is not None,
@@ -348,12 +345,12 @@ _SIMPLE: dict[str, Callable[[object], bool]] = {
 }
 _NESTED = {"origin": ORIGIN, "failure": FAILURE, "first_death": FIRST_DEATH, "lost": LOST}
 _LISTS = {"attempts": (ATTEMPT, MAX_ATTEMPTS), "deaths": (DEATH, MAX_DEATHS)}
-#: Every field of the header that this version knows. Other fields, of a newer version, are kept as they are.
+#: Every field of the header that this version knows.
 KNOWN = _SIMPLE.keys() | _NESTED.keys() | _LISTS.keys()
 
 
 def _fields(value: object, shape: _Shape) -> dict[str, Any]:
-    """A mapping from an untrusted header, without those fields of this shape that cannot be read."""
+    """A mapping from an untrusted header, without the fields that this shape cannot read."""
     read = dict(mapping(value))
     for name, reader in shape.items():
         each = read.get(name)
@@ -365,13 +362,13 @@ def _fields(value: object, shape: _Shape) -> dict[str, Any]:
 
 
 def _records(value: object, shape: _Shape, most: int) -> tuple[Mapping[str, Any], ...]:
-    """At most `most` such mappings from a list in an untrusted header, without entries that are no mappings."""
+    """The first `most` mappings of a list in an untrusted header, each read by `_fields`."""
     given = [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
     return tuple(_fields(each, shape) for each in given[:most])
 
 
 def unreadable(headers: Mapping[str, Any]) -> list[str]:
-    """The fields of the header that cannot be read, by name (`deaths.last`), each once; the header's name if it is no mapping."""
+    """The names of the header's unreadable fields (`deaths.last`), each once; the header's name if it is not a mapping."""
     header = headers.get(HEADER)
     if header is None:
         return []

@@ -1,7 +1,7 @@
-"""The outcome events: what is recorded about a message, and the names of outcomes and reasons.
+"""The outcome events, and the names of outcomes and reasons.
 
-An event records how one step of a message's life ended. On Redis it is one entry of a stream, written by the same script that
-carries out the step; its id is the entry's id, and its time the server's.
+An event records how one step of a message's life ended. On Redis it is one entry of a stream, written by the script that carries
+out the step; its id is the entry's id, and its time the server's.
 """
 
 from __future__ import annotations
@@ -80,14 +80,14 @@ class Reason(StrEnum):
 class Event:
     """One entry of the outcome log.
 
-    `task_id` and `generation` name the life. `attempt` is the number of the delivery among those that count, from 1; `delivery` its
-    number among all deliveries. `delay_ms` is the delay that was asked for, `due_ms` when it ends (milliseconds since the epoch).
-    `at_ms` is when the event was recorded, by the clock that `clock` names: `broker` on Redis, `worker` elsewhere. `nesting` is
-    Celery's `replaced_task_nesting`: a replaced task reuses its id.
+    `task_id` and `generation` name the life. `attempt` is the delivery's number among those that count, from 1; `delivery` is its
+    number among all deliveries. `delay_ms` is the requested delay, `due_ms` when it ends (milliseconds since the epoch). `at_ms` is
+    when the event was recorded, by the clock that `clock` names: `broker` on Redis, `worker` elsewhere. `nesting` is Celery's
+    `replaced_task_nesting`: a replaced task reuses its id.
 
-    An event that ends an attempt has the time at which the attempt began (`started_ms`), how long it ran (`run_ms`), how long its
-    message waited before (`waited_ms`), and the worker's `release`. `actor` is the person behind an operator's step. Values that do
-    not apply are empty or None; these five are also None if they are not known.
+    An event that ends an attempt has its start (`started_ms`), its run time (`run_ms`), how long its message waited before
+    (`waited_ms`), and the worker's `release`. `actor` is the person behind an operator's step. Values that do not apply are empty
+    or None; these five are also None if they are not known.
     """
 
     task_id: str
@@ -117,7 +117,7 @@ class Event:
     actor: str | None = None
 
     def to_entry(self) -> list[str]:
-        """The values of a stream entry, in the order of `ENTRY`; the stream stores the names once."""
+        """The values of a stream entry, in the order of `ENTRY`."""
         return [
             self.task_id,
             self.outcome,
@@ -178,25 +178,23 @@ class Event:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """The event as the books read it: every field of the schema by name."""
+        """Every field by name, as the books read the event."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
-#: The short names of a stream entry's fields, in the order of `Event.to_entry`: always the same ones, so that Redis stores them
+#: The short names of a stream entry's fields, in the order of `Event.to_entry`. They are always the same, so that Redis stores them
 #: once for each block of entries.
 ENTRY: tuple[str, ...] = (
     *("t", "o", "g", "n", "q", "r", "a", "d", "l", "u", "w", "x", "f", "R", "p", "N"),
     *("b", "e", "W", "v", "y"),
 )
 _OUTCOMES = frozenset(Outcome)
-
-
-LIMIT = 2**63
+_LIMIT = 2**63
 
 
 def _number(value: int | None) -> str:
-    """The number as it is recorded; empty if a message names a number that does not fit into 64 bits."""
-    return str(int(value)) if isinstance(value, int) and -LIMIT <= value < LIMIT else ""
+    """The number as it is recorded; empty if it does not fit into 64 bits."""
+    return str(int(value)) if isinstance(value, int) and -_LIMIT <= value < _LIMIT else ""
 
 
 def _integer(value: str | None) -> int | None:
@@ -219,7 +217,7 @@ def entries(raw: Iterable[tuple[bytes, Mapping[bytes, bytes]]]) -> list[Event]:
 
 
 class Numbering:
-    """Gives events their ids if the broker gives none. The numbers of one publisher have no gap, so that a lost event is found."""
+    """Gives ids to events if the broker gives none. A publisher's numbers have no gap, so that a lost event is noticed."""
 
     def __init__(self) -> None:
         self._pid = 0
@@ -233,5 +231,5 @@ class Numbering:
         return f"{time.time_ns() // 1_000_000}-{self._publisher}.{next(self._numbers)}"
 
     def begin_anew(self) -> None:
-        """Become another publisher: if the event with the last id has not arrived, it must not look like a lost event."""
+        """Become another publisher, so that an event that never arrived does not look lost."""
         self._pid = 0

@@ -1,8 +1,8 @@
-"""A publication: one message of a producer that the broker does not have yet; and a batch of publications.
+"""Publications: messages of a producer that the broker does not have yet, and batches of them.
 
 kombu would publish the message at once. Here it is kept as kombu has prepared it: the body is already bytes, and the headers are
-copied, so the caller may change the objects that they were made of. The channel makes its own message when the batch is sent. It
-might not be able to write every header and property: a message with an unusual one is published by its own call.
+copied, so the caller may change its own objects. The channel makes its own message when the batch is sent. A message with an
+unusual header or property, which the channel may be unable to write, is published by its own call.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-#: About how many bytes the headers and properties of an ordinary message take, beside its body; and a value, beside its text.
+#: Estimated bytes: of an ordinary message's headers and properties, and of a value in addition to its text.
 OVERHEAD, EACH = 1024, 8
-#: The types that every channel can write, and that nobody can change.
+#: Immutable types that every channel can write.
 PLAIN = (str, int, float, type(None))
 _SCALARS = frozenset({int, float, bool, type(None)})
 _WRITABLE = _SCALARS | {str}
@@ -23,7 +23,7 @@ _WRITABLE = _SCALARS | {str}
 
 @dataclass(slots=True, eq=False)
 class Publication:
-    """One message that is to be published.
+    """One message to publish.
 
     `how` has the keyword arguments for kombu's channel: exchange, routing key and others. `declare` lists the queues and exchanges
     that must exist first. `event_id` is the id of its outcome event, if the broker gives events none.
@@ -39,9 +39,9 @@ class Publication:
     declare: Sequence[Any] = ()
     event_id: str = ""
     is_published: bool = False
-    #: About how many bytes it takes.
+    #: Estimated bytes.
     size: int = field(init=False)
-    #: Whether it must go in no batch with others: a channel may be unable to write it, or the broker may return it.
+    #: Whether it must be sent alone: the channel may be unable to write it, or the broker may return it.
     is_alone: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -62,9 +62,9 @@ class Publication:
 
 
 def _copied(header: Any) -> tuple[Any, int, bool]:
-    """A copy of a header, or of all headers; about how many bytes it takes; whether nothing in it is unusual.
+    """Copy a header, or all headers; return the copy, its estimated bytes, and whether all its types are usual.
 
-    One pass, because it is made for each message.
+    It is one pass, because it runs for each message.
     """
     if isinstance(header, dict):
         copy, size, is_plain = {}, len(header) * EACH, True
@@ -87,7 +87,7 @@ def _copied(header: Any) -> tuple[Any, int, bool]:
 class Batch:
     """Publications that are sent together, in their order. `stamp` identifies the batch for the broker if it is sent again.
 
-    `are_published` waits for the broker's answer, while the batch is sent and not answered; false if they must go one by one.
+    `are_published` is set from the sending until the answer. It waits for the answer; false: publish them one by one.
     """
 
     publications: list[Publication]

@@ -1,4 +1,4 @@
-"""The outcome event of a step of one message, and the id under which it is recorded. Every message has both, whatever its bytes."""
+"""The outcome event of a message's step, and the id under which it is recorded. Any bytes give both."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .events import Event, Outcome
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-#: Characters of an id, or of a name, that are recorded.
+#: The most characters of an id, or of a name, in an event.
 MAX_TEXT = 256
 
 
@@ -24,18 +24,18 @@ class HasBytes(Protocol):
         """The bytes."""
 
 
-def recorded_id(said: object, of: bytes | HasBytes) -> str:
-    """The id under which a message is recorded: its own id `said`, cut; or made from its bytes if `said` is no id."""
-    return text(said, MAX_TEXT) or raw_id(of if isinstance(of, bytes) else of.raw)
+def recorded_id(own: object, of: bytes | HasBytes) -> str:
+    """The id under which a message is recorded: its `own`, cut, or an id made from its bytes if that is not valid."""
+    return text(own, MAX_TEXT) or raw_id(of if isinstance(of, bytes) else of.raw)
 
 
 def raw_id(raw: bytes) -> str:
-    """The id under which a message without an id is recorded: equal bytes, equal id."""
+    """The id of a message without an id: equal bytes give the same id."""
     return f"raw-{hashlib.sha1(raw, usedforsecurity=False).hexdigest()}"
 
 
 def wrapped(raw: bytes) -> dict[str, Any]:
-    """A new message whose body is these bytes, in base64: for bytes that are no message."""
+    """A new message for bytes that are not a message; its body is the bytes in base64."""
     return {
         "body": base64.b64encode(raw).decode(),
         "content-type": "application/octet-stream",
@@ -48,10 +48,10 @@ def wrapped(raw: bytes) -> dict[str, Any]:
 def about(
     headers: Mapping[str, Any], queue: str, of: bytes | HasBytes, outcome: Outcome, envelope: Envelope | None = None, **facts: Any
 ) -> Event:
-    """The event of a step of this message of this queue, for any headers; `facts` are fields of `Event`.
+    """The event of a step of a message of this queue, for any headers; `facts` are fields of `Event`.
 
-    `of` is the message's bytes, or an object that has them; they are used only if the headers have no id. `envelope` is the
-    headers' own, if it has been read already.
+    `of` is the message's bytes, or an object that has them, used only if the headers have no id. `envelope` is the headers' own, if
+    it has been read already.
     """
     envelope = Envelope.of(headers) if envelope is None else envelope
     return Event(
@@ -70,7 +70,7 @@ def about(
 
 
 def published(message: dict[str, Any], queue: str) -> Event | None:
-    """The event of a publication; None if it is no task. A publication by Celery's own `retry` is a redelivery of the same life."""
+    """The event of a publication; None if it is not a task. A message that Celery's `retry` publishes continues its life."""
     headers = message.get("headers") or {}
     task_id = headers.get("id")
     if not isinstance(task_id, str) or not task_id or not isinstance(headers.get("task"), str):

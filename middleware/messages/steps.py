@@ -1,8 +1,7 @@
 """How each step of a message's life rewrites its history; `docs/architecture.md` lists what each step writes.
 
-The body, all other properties and all other headers are never changed. Histories are bounded: the last 20 attempts, 20 deaths (the
-first one always stays), a traceback of 16 KiB. A message is read with the plain JSON codec, not kombu's, so that values with a
-special meaning to kombu are not changed.
+The body and all other properties and headers never change. Histories are bounded: the last 20 attempts, 20 deaths (the first one
+always stays), a traceback of 16 KiB. Messages are read with the plain JSON codec, because kombu's changes some values.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ _encoded = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def opened(raw: bytes) -> Raw:
-    """The message in these bytes. Raises `EnvelopeError` if they are no message: no JSON, or JSON of another shape."""
+    """The message in these bytes. Raises `EnvelopeError` if they are not JSON, or JSON of another shape."""
     try:
         message = json.loads(raw)
     except (ValueError, RecursionError) as exc:
@@ -76,9 +75,9 @@ def redelivered(
     """The message as it is delivered again.
 
     `attempt` is the counted delivery that ended; None if it does not count (`suspect`: its worker died, and the task may not have
-    begun). `crash` and `requeued` (the task raised `Reject`) do not change Celery's `retries`, which limits `Task.retry`. `due_ms`
-    is until when it waits. `lost` is the span's context of a delivery that does not count. For a dead letter, which goes to its
-    handler again, only `handled` is counted.
+    begun). `crash` and `requeued` (the task raised `Reject`) do not change Celery's `retries`, which limits `Task.retry`. The
+    message waits until `due_ms`. `lost` is the span's context of a delivery that does not count. A dead letter goes to its handler
+    again, and only its `handled` counts.
     """
     envelope = _begun(Envelope.of(message["headers"]), message, queue, seen_ms)
     if envelope.is_letter:
@@ -103,7 +102,7 @@ def redelivered(
 
 
 def republished(header: object, delivery_info: object, queue: str, *, seen_ms: int, attempt: Attempt) -> dict[str, Any]:
-    """The header of the message that `Task.retry` publishes in place of this one: it keeps the history.
+    """The header, with the history, of the message that `Task.retry` publishes in place of this one.
 
     `header` and `delivery_info` are this message's, in any form; `attempt` is the delivery that ends.
     """
@@ -113,7 +112,7 @@ def republished(header: object, delivery_info: object, queue: str, *, seen_ms: i
 
 
 def deferred(message: Raw, queue: str, *, seen_ms: int, eta: str | None = None) -> Raw:
-    """The message as it waits for its producer's ETA, or for a later ETA (`eta`) that follows from its delivery delay."""
+    """The message as it waits for its producer's ETA, or for the later `eta` of its delivery delay."""
     envelope = _begun(Envelope.of(message["headers"]), message, queue, seen_ms)
     headers = message["headers"] if eta is None else {**message["headers"], "eta": eta}
     envelope = replace(envelope, served_eta=headers.get("eta"))
@@ -121,7 +120,7 @@ def deferred(message: Raw, queue: str, *, seen_ms: int, eta: str | None = None) 
 
 
 def released(message: Raw) -> Raw:
-    """The message as a worker that stops publishes it again to give it back: it has not run."""
+    """The message, which has not run, as a stopping worker publishes it again."""
     headers = message["headers"]
     return {**message, "headers": {**headers, RELEASED: count(headers.get(RELEASED)) + 1}}
 
@@ -139,16 +138,16 @@ def dead(
     detail: str = "",
     parked: bool = False,
 ) -> Raw:
-    """The message as a dead letter: complete, with the death record in its header.
+    """The complete message as a dead letter, with the death record in its header.
 
-    A dead letter that dies again (its handler failed) keeps the failure and the attempts of its task; the handler's failure is the
-    new death's detail.
+    A dead letter that dies again (its handler failed) keeps the failure and the attempts of its task. The handler's failure becomes
+    the new death's detail.
     """
     envelope = _begun(Envelope.of(message["headers"]), message, queue, seen_ms)
     failure: Mapping[str, Any] | None = None if failed is None else failed.to_header()
     if envelope.is_letter:
-        said = "" if failed is None else failed.text
-        attempt, failure, detail = None, envelope.failure, " | ".join(part for part in (detail, said) if part)
+        handler_failure = "" if failed is None else failed.text
+        attempt, failure, detail = None, envelope.failure, " | ".join(part for part in (detail, handler_failure) if part)
     attempts = envelope.attempts if attempt is None else (*envelope.attempts, attempt.to_header())[-MAX_ATTEMPTS:]
     headers = dict(message["headers"])
     properties = dict(message["properties"])
@@ -177,7 +176,7 @@ def dead(
 
 
 def undelivered(letter: Raw, dead_letter_queue: str | None) -> Raw:
-    """The dead letter as it waits until this dead-letter queue exists; with None, as it is sent to that queue."""
+    """The dead letter as it waits until its dead-letter queue exists; with None, as it is sent there."""
     envelope = replace(Envelope.of(letter["headers"]), undelivered=dead_letter_queue)
     return {**letter, "headers": {**letter["headers"], HEADER: envelope.to_header()}}
 
@@ -188,7 +187,7 @@ def redriven(
     """The message in a new generation, for this exchange and routing key; None: for the origin queue that its header names.
 
     `on_purpose`: an operator or a handler redrives it; otherwise a worker only consumes its dead-letter queue. `known` is its
-    envelope, if it has been read already. Raises `EnvelopeError` if it must go to its origin, and names none.
+    envelope, if it has been read already. Raises `EnvelopeError` if it must go to its origin and its header names none.
     """
     envelope = Envelope.of(message["headers"]) if known is None else known
     if address is None:
@@ -221,7 +220,7 @@ def iso(ms: int) -> str:
 
 
 def _begun(envelope: Envelope, message: Raw, queue: str, seen_ms: int) -> Envelope:
-    """The envelope with its origin and the time at which the message was first seen, if it does not have them yet."""
+    """The envelope, completed with the message's origin and the time when it was first seen."""
     if envelope.first_seen_ms is None:
         envelope = replace(envelope, first_seen_ms=seen_ms)
     if not envelope.origin.get("queue"):
@@ -243,7 +242,7 @@ def _copies(headers: Mapping[str, Any]) -> list[str]:
 
 
 def _first_death(envelope: Envelope) -> Mapping[str, Any] | None:
-    """The first death as it is known so far; in a dead letter of an older version, the death with the earliest `first`."""
+    """The first death so far. Older versions did not record it: then it is the death with the earliest `first`."""
     if envelope.first_death is not None or not envelope.deaths:
         return envelope.first_death
     first = min(envelope.deaths, key=lambda each: count(each.get("first")))
@@ -260,7 +259,7 @@ def _with_death(
     lifetime: Mapping[str, Any],
     detail: str,
 ) -> tuple[Mapping[str, Any], ...]:
-    """One entry for each queue and reason, the newest first (RabbitMQ's `x-death`); the entry with the earliest `first` stays."""
+    """The deaths with a new one: an entry for each queue and reason, the newest first, as in RabbitMQ's `x-death`."""
     deaths, info = envelope.deaths, mapping(message["properties"].get("delivery_info"))
     known = next((each for each in deaths if each.get("queue") == queue and each.get("reason") == reason), None)
     death: dict[str, Any] = {

@@ -1,14 +1,14 @@
-"""The lifetime of a message: when it may run at the earliest, and when it is no longer worth running.
+"""The lifetime of a message: when it may run, and when it expires.
 
 Times are milliseconds since the epoch, by the broker's clock; no clock is read here. A header that cannot be read counts as absent.
 
-Times count from the publication, if a producer with redelivery noted it (`PUBLISHED`, by the broker's clock), otherwise from the
-moment when a worker first saw the message. Then:
+Durations count from the publication, if a producer with redelivery noted it (`PUBLISHED`), otherwise from the moment when a worker
+first saw the message.
 
-- it *expires* at the earliest of: the producer's `expires` (Celery), its `TIME_TO_LIVE` header, and the queue's `max_time_to_live`
-  (Solace's rule: the shorter one applies). Without `respect_time_to_live` only the queue's counts;
-- it is *due* at the latest of: its ETA, its `DELIVERY_DELAY` header and the queue's `delivery_delay`. Each message waits for this
-  once: a redelivery, or a redriven dead letter, does not wait for its publication's delay again;
+- A message *expires* at the earliest of: the producer's `expires` (Celery), its `TIME_TO_LIVE` header, and the queue's
+  `max_time_to_live` (Solace's rule: the shorter one applies). Without `respect_time_to_live` only the queue's counts;
+- it is *due* at the latest of: its ETA, its `DELIVERY_DELAY` header and the queue's `delivery_delay`. It waits for this once: a
+  redelivery, or a redriven dead letter, does not wait for its publication's delay again;
 - a dead letter does not expire, in any queue.
 """
 
@@ -26,15 +26,14 @@ if TYPE_CHECKING:
 #: Headers that a producer may set for one message, in milliseconds.
 TIME_TO_LIVE = "redelivery-time-to-live-ms"
 DELIVERY_DELAY = "redelivery-delivery-delay-ms"
-#: When a producer with redelivery published it, by the broker's clock (milliseconds since the epoch); written if a lifetime needs
-#: it.
+#: When a producer with redelivery published it, by the broker's clock (milliseconds since the epoch). Only lifetimes need it.
 PUBLISHED = "redelivery-published"
-#: 100 years: a longer duration is taken for a mistake.
+#: 100 years: a longer duration counts as a mistake.
 MAX_MS = 100 * 366 * 86_400_000
 
 
 def header_ms(headers: Mapping[str, Any], name: str) -> int | None:
-    """A duration (ms) that a producer wrote; None if it wrote none, or it cannot be read."""
+    """A producer's duration (ms); None if it is absent or cannot be read."""
     value = headers.get(name)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
@@ -42,7 +41,7 @@ def header_ms(headers: Mapping[str, Any], name: str) -> int | None:
 
 
 def is_dated(headers: Mapping[str, Any]) -> bool:
-    """Whether this message's own headers need its time of publication."""
+    """Whether these headers need the time of publication."""
     return headers.get("expires") is not None or TIME_TO_LIVE in headers or DELIVERY_DELAY in headers or PUBLISHED in headers
 
 
@@ -57,8 +56,8 @@ def expiry_ms(
 ) -> int | None:
     """When the message expires; None if it never does. `expires_ms` is Celery's `expires` header in milliseconds.
 
-    Celery writes `expires` by the producer's clock, and also the duration from the publication on (`properties["expiration"]`). If
-    the broker's time of publication is known, the duration is counted from it, and the producer's clock does not matter.
+    Celery writes `expires` by the producer's clock, and the duration as `properties["expiration"]`. If the broker's time of
+    publication is known, the duration counts from it, and the producer's clock does not matter.
     """
     if envelope.is_letter:
         return None
@@ -86,9 +85,9 @@ def due_ms(
     eta_ms: int | None,
     eta_threshold_ms: float,
 ) -> int | None:
-    """Until when the message must wait in the delay store; None if it need not wait, or has waited already.
+    """When the message may leave the delay store; None if it need not wait, or has waited already.
 
-    `eta_ms` is its ETA, if the message has not waited for it yet; within the threshold the worker itself waits for it.
+    `eta_ms` is its ETA, if the message has not waited for it yet. Within the threshold the worker itself waits for it.
     """
     dues = []
     if eta_ms is not None and eta_ms - seen_ms > eta_threshold_ms:
@@ -124,7 +123,7 @@ def _expiration(properties: Mapping[str, Any]) -> int | None:
 
 
 def milliseconds(moment: object, app: Any) -> int | None:
-    """The time in an `eta` or `expires` header; None if it cannot be read: Celery reports what is wrong with it."""
+    """The time in an `eta` or `expires` header; None if it cannot be read, which Celery reports."""
     from celery.utils.time import maybe_iso8601, maybe_make_aware  # noqa: PLC0415 - only for messages that have one
 
     try:

@@ -1,8 +1,8 @@
-"""The delay before the next attempt: Artemis's formula, but a delay above the cap is reflected below it.
+"""The delay before the next attempt: Artemis's formula, except that a delay above the cap is reflected below it.
 
 After n deliveries `base = min(cap, delay x multiplier^(n-1))`, then `d = base + base x factor x (+1 or -1) x U(0, 1)`. If d is
-above the cap, it becomes `2 x cap - d`, so that messages at the cap are not all delivered at the same time (Artemis cuts d to the
-cap). Jitter is computed from the base, so it never compounds. If the power overflows, the base is the cap. No delay is negative.
+above the cap, it becomes `2 x cap - d`, so that messages at the cap are not all delivered at once (Artemis cuts d to the cap).
+Jitter is computed from the base, so it never compounds. If the power overflows, the base is the cap. No delay is negative.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
     from redelivery.settings import RedeliveryPolicy
 
-#: Beyond this many deliveries the exponent does not grow: a float does not represent every larger integer.
+#: The exponent does not grow beyond this: a float does not represent every larger integer.
 MAX_DELIVERIES = 2**53
 
 
 class Randomness(Protocol):
-    """The source of the jitter: the module `random`, a `random.Random`, or a test's own."""
+    """The source of the jitter: the module `random`, a `random.Random`, or a test double."""
 
     def choice(self, signs: Sequence[int], /) -> int:
         """One of the signs, -1 or +1."""

@@ -1,4 +1,4 @@
-"""What follows when an attempt has failed: a pure function of the policy and of what is known about the failure.
+"""The decision after a failed attempt: a pure function of the policy and of the facts about the failure.
 
 The first rule that applies decides:
 
@@ -59,14 +59,14 @@ Decision = Redeliver | DeadLetter | Discard
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """What is known about an attempt that failed.
+    """The facts about a failed attempt.
 
     - `attempt`: the deliveries counted so far, this one included, from 1.
     - `age`: seconds since the message was first seen, by the broker's clock.
-    - `exception`: what was raised, if it is known. `cause`: `worker_lost` or `time_limit`, if the worker has seen one of these.
-    - `requested_delay`: seconds that `Task.retry` asked for. `retries_left`: the retries left of the task's own limit; 0 stops,
-      None is no limit of its own.
-    - `eligible`: the producer's `redelivery-dead-letter-eligible` header; None if the message has none: then the policy decides.
+    - `exception`: the raised exception, if it is known. `cause`: `worker_lost` or `time_limit`, if the worker has seen one of them.
+    - `requested_delay`: seconds that `Task.retry` asked for. `retries_left`: what is left of the task's own limit; 0 stops, None is
+      no limit.
+    - `eligible`: the producer's `redelivery-dead-letter-eligible` header; None lets the policy decide.
     - `throws`: the classes that the task declares as expected.
     - `keeps_texts`: whether the record may hold an exception's text.
     """
@@ -83,7 +83,7 @@ class Failure:
 
 
 def decide(policy: RedeliveryPolicy, failure: Failure, random: Randomness) -> Decision:
-    """What follows from this failure."""
+    """The decision about this failure."""
     forbidden = refused(policy, failure)
     if forbidden is not None:
         return forbidden
@@ -94,7 +94,7 @@ def decide(policy: RedeliveryPolicy, failure: Failure, random: Randomness) -> De
 
 
 def refused(policy: RedeliveryPolicy, failure: Failure) -> DeadLetter | Discard | None:
-    """The end of a message that must not be delivered again, whatever the limits are (rules 1 and 2); None if it may be."""
+    """The end of a message by rules 1 and 2, which ignore the limits; None if the message may be delivered again."""
     exception = failure.exception
     if exception is None or isinstance(exception, raised.RedeliverAfter):
         return None
@@ -110,7 +110,7 @@ def refused(policy: RedeliveryPolicy, failure: Failure) -> DeadLetter | Discard 
 
 
 def asked_delay(failure: Failure) -> float | None:
-    """The delay that the task itself asked for, by `RedeliverAfter` or `Task.retry`; None if it asked for none.
+    """The delay that the task requested by `RedeliverAfter` or `Task.retry`, if any.
 
     `RedeliverAfter` has precedence, because `autoretry_for` passes any exception to `Task.retry`, with a delay of its own.
     """
@@ -136,7 +136,7 @@ def limited(policy: RedeliveryPolicy, failure: Failure, delay: float) -> Decisio
 
 
 def ending(policy: RedeliveryPolicy, reason: Reason, detail: str = "", *, eligible: bool | None = None) -> DeadLetter | Discard:
-    """How a message ends for this reason: kept, or discarded. For every death, also without a failed attempt.
+    """How a message ends for this reason: kept, or discarded. Every death uses it, also one without a failed attempt.
 
     `eligible` is the producer's header, None if the message has none. A message that is not eligible is discarded as
     `not_eligible`, with the reason in its detail.

@@ -1,11 +1,10 @@
 """`@redeliver(...)`: a task's own policy, written on the task.
 
 It stands above or below `@app.task` and `@shared_task`, with or without parentheses, and returns the decorated object. It only sets
-an attribute. If the task is made of a function, the function gets it, so that every app that registers the function finds it. None
-of Celery's lazy tasks is evaluated. The worker reads the attribute with `options_of`.
+an attribute: on the function of the task, if it has one, so that every app that registers the function finds it. Celery's lazy
+tasks are not evaluated. The worker reads the attribute with `options_of`.
 
-Raises `ConfigurationError` for anything that `Options` refuses, for a second `@redeliver` on the same task, and for an object that
-is no task.
+Raises `ConfigurationError` for what `Options` refuses, for a second `@redeliver` on a task, and for an object that is not a task.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ if TYPE_CHECKING:
 
     from .options import Retry, Stop, Wait
 
-#: The type of the decorated object, which is returned unchanged. A ParamSpec would keep the parameters too, but the type checker
-#: would see a plain callable instead of a task, without its `delay` (`tests/support/typing_user/` has both).
+#: The decorated object, which is returned unchanged. With a ParamSpec, type checkers would see a plain callable without a task's
+#: `delay` (`tests/support/typing_user/` has both).
 T = TypeVar("T", bound="Callable[..., Any]")
 
-#: The attribute that is set; `functools.wraps` copies it.
+#: `functools.wraps` copies this attribute.
 NOTE = "__redelivery_options__"
-#: Decorators around one function: a bound in case they refer to each other in a loop.
+#: The most decorators around one function; they may refer to each other in a loop.
 MAX_WRAPPERS = 32
 NOTHING: Any = object()
 
@@ -85,12 +84,12 @@ def options_of(task: Any) -> Options | None:
 def _places(task: Any) -> Iterator[Any]:
     yield task
     for place in (getattr(task, "run", None), getattr(task, "__wrapped__", None)):
-        beneath = place
+        function = place
         for _ in range(MAX_WRAPPERS):
-            if beneath is None:
+            if function is None:
                 break
-            yield beneath
-            beneath = getattr(beneath, "__wrapped__", None)
+            yield function
+            function = getattr(function, "__wrapped__", None)
 
 
 def _refuse_if_no_task(task: Any) -> None:
@@ -102,7 +101,7 @@ def _refuse_if_no_task(task: Any) -> None:
 
 
 def _noted(task: T, options: Options) -> T:
-    place = _beneath(task)
+    place = _attribute_owner(task)
     if NOTE in vars(place):
         msg = f"@redeliver is on {getattr(place, '__qualname__', place)} twice: put all of it into one"
         raise ConfigurationError(msg)
@@ -110,16 +109,16 @@ def _noted(task: T, options: Options) -> T:
     return task
 
 
-def _beneath(task: Any) -> Any:
-    """The object that gets the attribute: the function that a task was made of, or else the task. Evaluates no lazy task."""
+def _attribute_owner(task: Any) -> Any:
+    """The object that gets the attribute: the function of a task, or the task. Evaluates no lazy task."""
     if issubclass(type(task), Proxy):
-        task = _beneath_proxy(task)
+        task = _behind_proxy(task)
     if isinstance(task, Task) and getattr(task, "_decorated", False):
         task = task.__wrapped__
     return getattr(task, "__func__", task)
 
 
-def _beneath_proxy(proxy: Any) -> Any:
+def _behind_proxy(proxy: Any) -> Any:
     if issubclass(type(proxy), PromiseProxy):
         if proxy.__evaluated__():
             return proxy._get_current_object()  # noqa: SLF001 - the task behind Celery's lazy one

@@ -18,7 +18,7 @@ DEFAULT_PREFIX = "DLQ."
 
 @dataclass(frozen=True, slots=True)
 class RestingPlace:
-    """Where a dead message goes, None if it is not kept; `parked`: it is kept there, so that it does not go in a circle."""
+    """Where a dead message goes; None if it is not kept. `parked`: it stays there, so that it does not go in a circle."""
 
     target: str | None
     parked: bool = False
@@ -28,8 +28,7 @@ def resting_place(envelope: Envelope, queue: str, target: str | None, policy: Re
     """Where a message that dies in `queue` goes; `target` is the queue that its policy names.
 
     A message that died in `target` before, with no rejection and no redrive since, would go in a circle for ever: it is parked in
-    the dead-letter queue that is named after its current queue. A dead letter whose handler failed is parked in `target`; it is
-    never discarded because of its handler.
+    the dead-letter queue named after its current queue. A dead letter whose handler failed is parked in `target`, never discarded.
     """
     if not envelope.deaths or (target is None and not envelope.is_letter):
         return RestingPlace(target)
@@ -45,15 +44,15 @@ def letter_queues(envelope: Envelope, queue: str, policy: RedeliveryPolicy) -> f
 
 
 def named_after(queue: str, policy: RedeliveryPolicy) -> str:
-    """The dead-letter queue that is named after this queue."""
+    """The dead-letter queue named after this queue."""
     prefix, suffix = policy.dead_letter_queue_prefix, policy.dead_letter_queue_suffix
     return f"{prefix if prefix or suffix else DEFAULT_PREFIX}{queue}{suffix}"
 
 
 def parking_place(envelope: Envelope, queue: str, policy: RedeliveryPolicy) -> str:
-    """The first dead-letter queue, named after the message's queue or after another such queue, in which it has not died yet.
+    """The dead-letter queue named after `queue`; if the message has died in it, the one named after that, and so on.
 
-    Any client may have written the list of its deaths. If that leads to a name that no queue can have, the first name is used.
+    Any client may have written the list of deaths. If it leads to a name that no queue can have, the first name is used.
     """
     place = first = named_after(queue, policy)
     while any(each.get("queue") == place for each in envelope.deaths):

@@ -1,8 +1,8 @@
 """The arguments of `@redeliver(...)`: policy fields, and tenacity's `wait`, `stop` and `retry`.
 
-With `stop` the task itself decides when to end, so it replaces `max_delivery_attempts` and `max_age` of the settings' `queues` and
-`tasks`. These fields in the decorator, and in `override`, still apply. If `stop` is made of `stop_after_attempt`, its number is
-known and becomes `max_delivery_attempts`, so that every part of the worker knows the limit without calling `stop`.
+`stop` replaces `max_delivery_attempts` and `max_age` of the settings' `queues` and `tasks`. These fields in the decorator, and in
+`override`, still apply. If `stop` is made from `stop_after_attempt`, its number becomes `max_delivery_attempts`, so that every part
+of the worker knows the limit without calling `stop`.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Options:
         return self.wait is not None or self.stop is not None or self.retry is not None
 
     def under(self, sources: Mapping[str, str]) -> Options:
-        """These options without each strategy that replaces a field which the settings' `override` sets: `override` applies.
+        """These options without the strategies whose fields the settings' `override` sets.
 
         `sources` names the source of each field of the merged policy.
         """
@@ -117,7 +117,7 @@ def _refuse_unusable(key: str, strategy: Any) -> None:
 
 
 def _is_asynchronous(strategy: Any) -> bool:
-    """Whether a strategy, or a part of it, returns a coroutine, which a composed strategy would treat as true."""
+    """Whether a strategy, or a part of it, returns a coroutine: a composed strategy would take that for true."""
     called = strategy.func if isinstance(strategy, functools.partial) else strategy
     if inspect.iscoroutinefunction(called) or inspect.iscoroutinefunction(type(called).__call__):
         return True
@@ -137,7 +137,7 @@ def _implied(stop: Stop) -> dict[str, Any]:
 
 
 def _most_attempts(stop: Any) -> int | None:
-    """After how many attempts this stops in any case; None if that is not known without calling it."""
+    """The most attempts that this allows; None if only a call can tell."""
     if type(stop) is stop_after_attempt:
         most = stop.max_attempt_number
         return max(math.ceil(most), 1) if math.isfinite(most) else None

@@ -1,4 +1,4 @@
-"""The policies of one app: the policy for a queue and a task, and what follows from it for a failure."""
+"""The policies of one app: the policy for a queue and a task, and its decision about a failure."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from .decision import Decision, Failure
     from .options import Options
 
-#: Queues and tasks are few; this bounds a producer's memory if it is given ever new names.
+#: This bounds a producer's memory if it publishes to ever new names.
 MAX_BOUNDS = 10_000
-#: The fields of a policy that say how long messages live, or how late they may run.
+#: The fields of a policy that limit how long messages live, or delay them.
 TIMES = ("max_time_to_live", "respect_time_to_live", "delivery_delay")
 
 
@@ -57,7 +57,7 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """The retry budget that gives a message its slot (`docs/retry-budget.md`); it expires at `latest_ms` (broker's clock)."""
+    """The retry budget that gives a message its slot (`docs/retry-budget.md`). The message expires at `latest_ms`."""
 
     queue: str
     per_second: float
@@ -65,12 +65,12 @@ class Pace:
 
     @property
     def gap(self) -> str:
-        """The length of a slot in milliseconds, as a text for the script; a hundred years at most."""
+        """The milliseconds of a slot, as text for the script; a hundred years at most."""
         return repr(1000 * min(1 / self.per_second, MAX_DURATION))
 
 
 def _written(conf: Mapping[str, Any]) -> Any:
-    """The app's settings. Raises `ConfigurationError` for settings beside them: Celery takes any name, and nobody would read it."""
+    """The app's settings. Raises `ConfigurationError` for misplaced ones, which Celery accepts and nothing would read."""
     for name in TOP_LEVEL:
         if conf.get(f"redelivery_{name}") is not None:
             msg = f"app.conf: redelivery_{name} is not read: write it into the mapping redelivery, as {{'{name}': ...}}"
@@ -83,7 +83,7 @@ def _written(conf: Mapping[str, Any]) -> Any:
 
 
 class Resolver:
-    """The policies of one app. `given` are its settings, None for those of `app.conf`; `mode`, if given, replaces their mode."""
+    """The policies of one app. `given` replaces the settings of `app.conf`; `mode` replaces the mode of either."""
 
     def __init__(self, app: Celery, given: Mapping[str, Any] | None, mode: str | None) -> None:
         self._app, self._given, self._mode = app, given, mode
@@ -110,11 +110,11 @@ class Resolver:
         return self.settings.policy_for(queue, task, decorator=None if options is None else options.fields).policy
 
     def is_enabled(self, task: str, queue: str | None = None) -> bool:
-        """Whether redelivery is enabled for this task; it is for Celery's own tasks (`celery.*`), too."""
+        """Whether redelivery is enabled for this task, which may be one of Celery's own (`celery.*`)."""
         return self.policy_for("" if queue is None else queue, task).enabled
 
     def options_of(self, task: str) -> Options | None:
-        """The options of this task's decorator; None if it has none, or if there is no such task."""
+        """The options of this task's decorator; None without a decorator, or if the app has no such task."""
         if task not in self._options:
             if task not in self._app.tasks:
                 return None
@@ -123,7 +123,7 @@ class Resolver:
 
     @cached_property
     def keeps_time(self) -> bool:
-        """Whether any policy bounds how long messages live or how late they run; if none does, arrivals skip these checks."""
+        """Whether any policy sets a field of `TIMES`; otherwise arrivals skip these checks."""
         decorated = (self.options_of(name) for name in self._app.tasks)
         rows = [*(row.fields for row in self.settings.rows), *(each.fields for each in decorated if each is not None)]
         return any(name in row for row in rows for name in TIMES)
@@ -144,9 +144,9 @@ class Resolver:
         return None if per_second is None else Pace(queue, per_second, latest_ms)
 
     def judge(self, queue: str, task: str, policy: RedeliveryPolicy, failure: Failure, **asked: Any) -> Decision | None:
-        """What follows from a failure or a result of this task, by its strategies and its policy; None accepts the result.
+        """Decide about a failure or a result of this task by its strategies and its policy; None accepts the result.
 
-        The settings' `override` for this queue replaces a strategy for the same thing. `asked` is for `decide_with_tenacity`.
+        The settings' `override` for this queue replaces the strategies for the same fields. `asked` is for `decide_with_tenacity`.
         """
         options = self.options_of(task)
         if options is not None and options.has_strategy:

@@ -1,9 +1,9 @@
-"""Tenacity's strategies across deliveries: `wait`, `stop` and `retry` see the attempts of a message like the attempts of one call.
+"""Tenacity's strategies across deliveries: `wait`, `stop` and `retry` see a message's attempts as the attempts of one call.
 
-Each gets a real `tenacity.RetryCallState`, in tenacity's order: `retry`, then `wait`, then `stop`. The other rules still apply:
-`DeadLetter`, `throws` and the policy's `non_retryable` come before the strategies, the policy's limits after them, and a delay that
-the task itself asked for replaces `wait`. A lost worker and a hard time limit are no exceptions of the task, so `retry` is not
-called for them. Limits: a strategy's state is in one process, and the next attempt may run in another.
+Each gets a real `tenacity.RetryCallState`, in tenacity's order: `retry`, `wait`, `stop`. The other rules still apply: `DeadLetter`,
+`throws` and the policy's `non_retryable` come before the strategies, the policy's limits after them, and a delay that the task
+requested replaces `wait`. A lost worker and a hard time limit are not exceptions of the task, so `retry` is not called for them.
+Limits: a strategy's state is in one process, and the next attempt may run in another.
 """
 
 from __future__ import annotations
@@ -31,18 +31,19 @@ if TYPE_CHECKING:
     from .decision import Decision, Failure
     from .options import Options
 
-#: In place of a result, if the attempt did not return one.
+#: The attempt has no result.
 UNSET: Any = object()
 
 
 class StrategyFailed(RedeliveryError):
-    """A strategy raised, or returned no usable value; `decision` follows from the policy alone, and None accepts a result."""
+    """A strategy raised, or returned no usable value. `decision` is the policy's own; None accepts a result."""
 
     def __init__(self, strategy: str, error: BaseException, decision: Decision | None) -> None:
         self.strategy = strategy
         self.decision = decision
-        told = f"{type(error).__name__}: {error}"
-        super().__init__(f"@redeliver's {strategy}= failed ({told}), and the policy decided instead: correct it")
+        super().__init__(
+            f"@redeliver's {strategy}= failed ({type(error).__name__}: {error}), and the policy decided instead: correct it"
+        )
 
 
 def decide_with_tenacity(
@@ -57,7 +58,7 @@ def decide_with_tenacity(
     result: Any = UNSET,
     random: Randomness,
 ) -> Decision | None:
-    """What follows from a failure, or from a `result`, which only `retry` can refuse; None accepts it.
+    """Decide about a failure, or about a `result`, which only `retry` can refuse; None accepts it.
 
     `idle_for` is how many seconds the message has waited between its attempts so far. Without a strategy this is
     `decision.decide`. Raises `StrategyFailed`, whose `decision` must be followed.
@@ -168,7 +169,7 @@ class _Asking:
             raise _Unanswered(name) from error
 
     def _plain(self) -> Decision:
-        """The policy's decision. If only `stop`, which may have failed, bounded the attempts, the default bound is used."""
+        """The policy's decision. If only `stop`, which may have failed, limited the attempts, the default limit applies."""
         policy, implied = self.policy, self.options.implied
         if "max_delivery_attempts" in implied and policy.max_delivery_attempts == UNLIMITED:
             policy = replace(policy, max_delivery_attempts=RedeliveryPolicy().max_delivery_attempts)

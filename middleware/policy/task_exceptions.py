@@ -1,7 +1,6 @@
-"""Exceptions that a task may raise to decide itself what follows; they take precedence over every setting.
+"""Exceptions by which a task itself decides what happens next; they take precedence over every setting.
 
-They do not inherit from Celery's exceptions, so `autoretry_for`, `throws` and error handling around a task treat them like any
-other exception.
+They do not inherit from Celery's exceptions: `autoretry_for`, `throws` and error handling treat them like any other exception.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ class RedeliverAfter(Exception):
     """Deliver this message again after `delay` (seconds, or a `timedelta`), instead of after the policy's own delay.
 
     The policy's limits still apply: when they are reached, the message dies. `detail` is the reason, for the record. Raises
-    `ConfigurationError` for a delay that is no duration.
+    `ConfigurationError` for a delay that is not a duration.
     """
 
     __module__ = "redelivery"  # result backends store it

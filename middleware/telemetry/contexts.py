@@ -1,8 +1,8 @@
 """Trace contexts: how a message carries them, and how they are read.
 
-A message has the context of its publication in Celery's headers, as the process's propagators write it (W3C's `traceparent` by
-default). The entries of its history have the context of each attempt, as W3C's text. Any client may have written either: a context
-that cannot be read counts as absent.
+Celery's headers have the context of the publication, as the process's propagators write it (W3C's `traceparent` by default). The
+entries of the message's history have the context of each attempt, as W3C's text. Any client may have written either: a context that
+cannot be read counts as absent.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 
     from ..messages.envelope import Envelope
 
-#: W3C's header, and the last digits of its flags that mean: not sampled.
+#: W3C's header, and the last digits of the flags of a trace that is not sampled.
 TRACEPARENT = "traceparent"
 UNSAMPLED = frozenset("02468ace")
 
 
 class _Texts(Getter[Any]):
-    """Reads headers: a value that is no ASCII text counts as absent."""
+    """Reads headers; a value that is not ASCII text counts as absent."""
 
     def get(self, carrier: Mapping[str, Any], key: str) -> list[str] | None:
-        said = carrier.get(key)
-        return [said] if isinstance(said, str) and said.isascii() else None
+        value = carrier.get(key)
+        return [value] if isinstance(value, str) and value.isascii() else None
 
     def keys(self, carrier: Mapping[str, Any]) -> list[str]:
         return list(carrier)
@@ -44,8 +44,8 @@ TEXTS = _Texts()
 
 def is_left_out(headers: Mapping[str, Any]) -> bool:
     """Whether the publication's trace is not sampled, so that its message gets no spans."""
-    said = headers.get(TRACEPARENT)
-    return isinstance(said, str) and TRACE_CONTEXT.fullmatch(said) is not None and said[-1] in UNSAMPLED
+    context = headers.get(TRACEPARENT)
+    return isinstance(context, str) and TRACE_CONTEXT.fullmatch(context) is not None and context[-1] in UNSAMPLED
 
 
 def extracted(headers: Mapping[str, Any]) -> Context:
@@ -59,7 +59,7 @@ def injected(headers: dict[str, Any], span: trace.Span) -> None:
 
 
 def span_context_of(context: Context) -> SpanContext | None:
-    """The span that a context names; None if it names none."""
+    """The span in a context, if there is one."""
     found = trace.get_current_span(context).get_span_context()
     return found if found.is_valid else None
 
@@ -72,7 +72,7 @@ def text_of(context: SpanContext | None) -> str:
 
 
 def read(text: object) -> SpanContext | None:
-    """The span's context in W3C's text; None if the text is no context."""
+    """The span's context in W3C's text; None if the text is not a context."""
     found = TRACE_CONTEXT.fullmatch(text) if isinstance(text, str) else None
     if found is None:
         return None
@@ -87,7 +87,7 @@ def below(context: SpanContext) -> Context:
 
 
 def last_attempt(envelope: Envelope) -> SpanContext | None:
-    """The span of the delivery before, by the message's history: the attempt's, or the move's if its worker died."""
+    """The span of the delivery before, from the message's history: the attempt's, or the move's if its worker died."""
     lost = envelope.lost
     if lost is not None and lost.get("delivery") == envelope.delivery:  # otherwise it belongs to an earlier delivery
         return read(lost.get("trace"))

@@ -1,9 +1,8 @@
 """The figures: messages sent and delivered, outcomes and reasons, run times and waits, and the depths of queues.
 
-Counters are kept here and read when the SDK collects them: an SDK's own counter takes several microseconds for each task. Each run
-time and each wait is one measurement, which the SDK sorts into its buckets. Many measurements are passed to the SDK together: when
-it collects, or when `MOST_WAITING` wait. That costs less than passing each by itself. A forked process begins at 0. The number of
-series is bounded (`series`).
+Counters are kept here and read when the SDK collects: an SDK's own counter takes several microseconds for each task. Each run time
+and each wait is one measurement, which the SDK sorts into its buckets. To save time, measurements are passed to the SDK together:
+when it collects, or when `MAX_PENDING` wait. A forked process begins at 0. The number of series is bounded (`series`).
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ if TYPE_CHECKING:
 
 #: Seconds: the bounds in OpenTelemetry's conventions.
 BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
-#: How many measurements wait at most until they are passed to the SDK, which needs about 8 µs for each.
-MOST_WAITING: Final = 256
+#: The most measurements that wait here; the SDK takes about 8 µs for each.
+MAX_PENDING: Final = 256
 #: The conventions' value for an error that is not named.
 UNNAMED: Final = "_OTHER"
 #: Every depth that is reported: its unit and its description.
@@ -49,7 +48,7 @@ DEPTHS: Final[Mapping[str, tuple[str, str]]] = {
 
 
 class Tally:
-    """One counter: a number for each set of labels."""
+    """A counter for each set of labels."""
 
     def __init__(self, *names: str) -> None:
         self._names = names
@@ -62,7 +61,7 @@ class Tally:
             self._counts[labels] = self._counts.get(labels, 0) + 1
 
     def begin_anew(self) -> None:
-        """This process was forked: begin at 0, because the parent reports its own counts."""
+        """Begin at 0 in a forked process: the parent reports its own counts."""
         self._lock, self._counts = threading.Lock(), {}
 
     def observed(self, more: Mapping[str, str]) -> Callable[[CallbackOptions], Iterator[Observation]]:
@@ -72,8 +71,8 @@ class Tally:
             with self._lock:
                 counts = list(self._counts.items())
             for labels, count in counts:
-                said = {name: label for name, label in zip(self._names, labels, strict=True) if label}
-                yield Observation(count, {**more, **said})
+                named = {name: label for name, label in zip(self._names, labels, strict=True) if label}
+                yield Observation(count, {**more, **named})
 
         return observe
 
@@ -109,70 +108,70 @@ class Figures:
 
     def _counter(self, name: str, description: str, tally: Tally, operation: str = "") -> None:
         more = {**self._system, "messaging.operation.name": operation} if operation else self._system
-        self._meter.create_observable_counter(name, [self._hand_over, tally.observed(more)], "{message}", description)
+        self._meter.create_observable_counter(name, [self._pass_on, tally.observed(more)], "{message}", description)
 
     def _histogram(self, name: str, description: str) -> Histogram:
         return self._meter.create_histogram(name, "s", description, explicit_bucket_boundaries_advisory=BUCKETS)
 
     def begin_anew(self) -> None:
-        """This process was forked: forget what the parent has counted and measured."""
+        """Forget the parent's counts and measurements in a forked process."""
         for tally in (self._sent, self._delivered, self._outcomes):
             tally.begin_anew()
         self._measured.clear()
 
     def sent(self, queue: str) -> None:
-        """A message was published to this queue."""
+        """Count a message published to this queue."""
         self._sent.count(self._queues.of(queue, "")[:1])
 
     def delivered(self, queue: str) -> None:
-        """A message of this queue is handed to the pool."""
+        """Count a message of this queue that is handed to the pool."""
         self._delivered.count(self._queues.of(queue, "")[:1])
 
     def ended(self, event: Event) -> None:
-        """The broker has recorded this event."""
-        said = (event.queue, event.task, event.outcome, event.reason, event.exception)
-        known = self._known.get(said)
-        labels, attributes = self._labelled(said) if known is None else known
+        """Count and measure an event that the broker has recorded."""
+        key = (event.queue, event.task, event.outcome, event.reason, event.exception)
+        known = self._known.get(key)
+        labels, attributes = self._labels_of(key) if known is None else known
         self._outcomes.count(labels)
         if event.run_ms is not None:
             self._measured.append((self._run, event.run_ms / 1000, attributes))
         if event.waited_ms is not None:
             self._measured.append((self._wait, event.waited_ms / 1000, attributes))
-        if len(self._measured) >= MOST_WAITING:
-            self._hand_over()
+        if len(self._measured) >= MAX_PENDING:
+            self._pass_on()
 
-    def _labelled(self, said: tuple[str, ...]) -> tuple[Labels, Mapping[str, str]]:
-        queue, task, outcome, reason, exception = said
+    def _labels_of(self, key: tuple[str, ...]) -> tuple[Labels, Mapping[str, str]]:
+        queue, task, outcome, reason, exception = key
         ends = self._ends.of(queue, task, outcome, reason)
         place, name, failed = self._runs.of(queue, task, "" if outcome == Outcome.SUCCEEDED else exception or reason)
-        if place == OTHER and failed:  # any name may be an exception's
+        if place == OTHER and failed:  # exceptions may have any name
             failed = UNNAMED
         run = {"messaging.destination.name": place, "celery.task_name": name, "messaging.operation.name": "process"}
         found = ends, {**self._system, **run, **({"error.type": failed} if failed else {})}
         if place != OTHER and len(self._known) < MAX_SERIES:
-            self._known[said] = found
+            self._known[key] = found
         return found
 
-    def _hand_over(self, _: object = None) -> tuple[Observation, ...]:
-        """Pass the measurements to the SDK, which calls this before it collects; from any thread, each measurement once."""
+    def _pass_on(self, _: object = None) -> tuple[Observation, ...]:
+        """Pass each measurement to the SDK once. The SDK calls this before it collects, from any thread."""
         for _ in range(len(self._measured)):
             try:
                 histogram, value, attributes = self._measured.popleft()
-            except IndexError:  # another thread has taken the last one
+            except IndexError:  # another thread took the last one
                 break
             histogram.record(value, attributes)
         return ()
 
     def watch_depths(self, look: Callable[[], Iterable[tuple[str, float, Mapping[str, str]]]]) -> None:
-        """Report depths. The SDK calls `look` for each gauge when it collects; it returns nothing if another process reports.
+        """Report depths. The SDK calls `look` for each gauge when it collects; it is empty if another process reports.
 
-        A child of the pool that is forked later has the same gauges, and does not call `look`.
+        Children that are forked later have the same gauges, and do not call `look`.
         """
-        looks = os.getpid()
+        pid = os.getpid()
 
         def observe(name: str) -> Callable[[CallbackOptions], Iterator[Observation]]:
             def observed(_: CallbackOptions) -> Iterator[Observation]:
-                for found, value, labels in look() if os.getpid() == looks else ():
+                for found, value, labels in look() if os.getpid() == pid else ():
                     if found == name:
                         yield Observation(value, {**self._system, **labels})
 
@@ -183,11 +182,11 @@ class Figures:
 
 
 def _begin_anew_in_children(figures: Figures) -> None:
-    """Have each child of a pool begin at 0, so that it does not report its parent's counts."""
-    found: Any = weakref.ref(figures)
+    """Have each child of a pool begin at 0."""
+    reference: Any = weakref.ref(figures)
 
     def after_in_child() -> None:
-        alive = found()
+        alive = reference()
         if alive is not None:
             forked.begin_anew()
             alive.begin_anew()

@@ -1,4 +1,4 @@
-"""Bounded sets of labels: each set is a series, and a metrics server may keep every series for ever."""
+"""Bounded sets of labels. Each set is a series, and a metrics server may keep every series for ever."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ Labels = tuple[str, ...]
 class Series:
     """The label sets of one metric: a queue, a task, and further labels with few values.
 
-    A task that the app does not have (`tasks`) is `UNKNOWN`. After `most` sets, queue and task of a new set are `OTHER`.
+    A task that is not one of the app's `tasks` is `UNKNOWN`. After `most` sets, queue and task of a new set are `OTHER`.
     """
 
     def __init__(self, tasks: Collection[str], most: int = MAX_SERIES) -> None:
         self._tasks, self._most = tasks, most
-        #: The names asked for → their labels. Unknown tasks may have any name, so this is bounded, too.
+        #: Given names → labels. Unknown tasks may have any name, so this is bounded, too.
         self._asked: dict[Labels, Labels] = {}
         self._known: set[Labels] = set()
 

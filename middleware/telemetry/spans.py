@@ -1,15 +1,16 @@
 """The spans, by OpenTelemetry's conventions for messaging: *publish*, *receive*, *process* and *settle*.
 
 All spans of a message belong to the trace of its publication, also after a redrive. The publication has one child *receive* for
-each delivery, until it is handed to the pool. The *receive* has two children: the *process* of the attempt, in the pool's child
-process, and the *settle* of the move that follows, with outcome, reason and delay. *receive* and *process* link to the publication
-and to the attempt before, which the message's history names (`attempts[].trace`). A redrive is itself a *settle*, with its actor.
+each delivery, which ends when the pool gets the task. The *receive* has two children: the *process* of the attempt, in the pool's
+child process, and the *settle* of the move that follows, with outcome, reason and delay. *receive* and *process* link to the
+publication and to the attempt before, which the message's history names (`attempts[].trace`). A redrive is a *settle* with its
+actor.
 
 If a message was not sampled when it was published, it has no spans. If `opentelemetry-instrumentation-celery` is active in a
 process, its spans replace *publish* and *process*, and get the attempt's number and links. A failure here is only logged.
 
-Limits: an attempt whose process dies has no *process*; its *settle* has the reason. If a message was published without a trace, its
-trace begins when it is received.
+Limits: an attempt whose process dies has no *process*; its *settle* has the reason. The trace of a message that was published
+without one begins when the message is received.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ class Spans:
     # a producer
 
     def publishing(self, send: Callable[..., Any]) -> Callable[..., Any]:
-        """`app.amqp.send_task_message` within a span, whose context is sent with the message."""
+        """`app.amqp.send_task_message`, wrapped in a span whose context is sent with the message."""
         amqp = self._runtime.app.amqp
 
         @functools.wraps(send)
@@ -85,7 +86,7 @@ class Spans:
             try:
                 if not has_neighbour():
                     span = self._publication(queue, name, message.headers, options.get("headers"))
-            except Exception:  # noqa: BLE001 - as `_unharmed`, at less cost
+            except Exception:  # noqa: BLE001 - as `_logging_errors`, but cheaper
                 log.exception("telemetry.failed", step="publish")
             if span is None:
                 answer = send(producer, name, message, *args, **options)
@@ -94,7 +95,7 @@ class Spans:
                     with trace.use_span(span):
                         answer = send(producer, name, message, *args, **options)
                 finally:
-                    with _unharmed("publish"):
+                    with _logging_errors("publish"):
                         span.end()
             else:
                 answer = _within(span, send, producer, name, message, *args, **options)
@@ -105,24 +106,24 @@ class Spans:
 
     def _publication(self, queue: str, name: str, headers: dict[str, Any], more: Mapping[str, Any] | None) -> Span:
         given = span_context_of(extracted({**headers, **more})) if more else None
-        attributes = self._said("publish", "send", queue, name, headers.get("id"))
+        attributes = self._attributes("publish", "send", queue, name, headers.get("id"))
         kind = SpanKind.PRODUCER if given is None else SpanKind.CLIENT
         links = () if given is None else (Link(given),)
         span = self._tracer.start_span(f"publish {queue}", kind=kind, attributes=attributes, links=links)
-        if given is None:  # a context that the caller has given stays in the message
+        if given is None:  # otherwise the caller's context stays in the message
             injected(headers, span)
         return span
 
     # a worker's main process
 
     def hand_over(self, request: Any, delivery: HeldDelivery) -> None:
-        """The request is about to go to the pool: its delivery's *receive* ends."""
+        """End the *receive* of a delivery whose request goes to the pool."""
         held = delivery.held
         self.figures.delivered(held.queue)
-        held.trace, request.request_dict[TRACE] = "", None  # a value in the message itself is not used
+        held.trace, request.request_dict[TRACE] = "", None  # never use a value that the message has
         headers = delivery.headers(request)
         if not is_left_out(headers):
-            with _unharmed("receive"):
+            with _logging_errors("receive"):
                 self._receive(request, delivery, headers)
 
     def _receive(self, request: Any, delivery: HeldDelivery, headers: Mapping[str, Any]) -> None:
@@ -135,7 +136,10 @@ class Spans:
             f"receive {held.queue}",
             context,
             SpanKind.CLIENT,
-            {**self._said("receive", "receive", held.queue, request.name, request.id), **_counts(facts.attempt, facts.generation)},
+            {
+                **self._attributes("receive", "receive", held.queue, request.name, request.id),
+                **_counts(facts.attempt, facts.generation),
+            },
             _links(created, before),
             received_ns,
         )
@@ -146,24 +150,24 @@ class Spans:
         span.end()
 
     def settling(self, held: Held | None, event: Event) -> Callable[[Answer], None]:
-        """A message is about to leave: return the function to call with the broker's answer."""
+        """Begin the *settle* of a message that leaves; return the function to call with the broker's answer."""
         span: Span | None = None
         if held is not None and held.trace != "":
-            with _unharmed("settle"):
+            with _logging_errors("settle"):
                 span = self._settle(held, event)
                 if held.trace is None and span is not None and span.is_recording():
                     held.move_trace = text_of(span.get_span_context())
 
-        def told(answer: Answer) -> None:
+        def answered(answer: Answer) -> None:
             try:
                 if answer in {Answer.DONE, Answer.ALREADY}:
                     self.figures.ended(event)
                 if span is not None:
                     _end(span, answer)
-            except Exception:  # noqa: BLE001 - as `_unharmed`, at less cost
+            except Exception:  # noqa: BLE001 - as `_logging_errors`, but cheaper
                 log.exception("telemetry.failed", step="settle")
 
-        return told
+        return answered
 
     def _settle(self, held: Held, event: Event) -> Span | None:
         if held.trace is not None:
@@ -173,10 +177,10 @@ class Spans:
             headers = opened(held.raw)["headers"]
         except EnvelopeError:
             return None
-        return self._settled_unhanded(headers, held.queue, event)
+        return self._settle_before_pool(headers, held.queue, event)
 
-    def _settled_unhanded(self, headers: Mapping[str, Any], queue: str, event: Event, began_ns: int | None = None) -> Span | None:
-        """The *settle* of a message that was not handed to the pool: a child of the publication."""
+    def _settle_before_pool(self, headers: Mapping[str, Any], queue: str, event: Event, began_ns: int | None = None) -> Span | None:
+        """A *settle* that is a child of the publication, because the message was not handed to the pool."""
         if is_left_out(headers):
             return None
         context, before = extracted(headers), last_attempt(Envelope.of(headers))
@@ -191,23 +195,23 @@ class Spans:
         self, context: Context, queue: str, event: Event, links: tuple[Link, ...] = (), began_ns: int | None = None
     ) -> Span:
         attributes = {
-            **self._said("settle", "settle", queue, event.task, event.task_id),
+            **self._attributes("settle", "settle", queue, event.task, event.task_id),
             **_counts(event.attempt, event.generation),
-            **dict(_outcome(event)),
+            **dict(_outcome_attributes(event)),
         }
         return self._tracer.start_span(f"settle {queue}", context, SpanKind.CLIENT, attributes, links, began_ns)
 
     def operated(self, headers: Mapping[str, Any], queue: str, event: Event, began_ns: int) -> None:
-        """An operator has moved a message that was in this queue, and the broker has recorded this event."""
-        with _unharmed("settle"):
-            span = self._settled_unhanded(headers, queue, event, began_ns)
+        """Report a recorded move by an operator."""
+        with _logging_errors("settle"):
+            span = self._settle_before_pool(headers, queue, event, began_ns)
             if span is not None:
                 span.end()
 
     # a pool's child
 
     def around(self, attempted: Callable[..., Any]) -> Callable[..., Any]:
-        """`attempted`, the function that runs an attempt (its first argument), within the attempt's *process* span."""
+        """`attempted`, wrapped in the *process* span of the attempt that it gets."""
 
         @functools.wraps(attempted)
         def traced(attempt: Any, *args: Any, **kwargs: Any) -> Any:
@@ -216,24 +220,24 @@ class Spans:
                 return attempted(attempt, *args, **kwargs)
             span: Span = trace.INVALID_SPAN
             is_ours = False
-            with _unharmed("process"):
+            with _logging_errors("process"):
                 span, is_ours = self._process(attempt, *known)
             with trace.use_span(span, record_exception=False, set_status_on_exception=False):
                 try:
                     return attempted(attempt, *args, **kwargs)
                 except BaseException as exc:
-                    with _unharmed("process"):
+                    with _logging_errors("process"):
                         self._fail(span, exc, is_ours=is_ours)
                     raise
                 finally:
                     if is_ours:
-                        with _unharmed("process"):
+                        with _logging_errors("process"):
                             span.end()
 
         return traced
 
     def _process(self, attempt: Any, received: str, created: str, before: str) -> tuple[Span, bool]:
-        """The span of the attempt that begins, and whether it was made here and must be ended here."""
+        """The span of the attempt, and whether it was made here and must be ended here."""
         facts, task = attempt.facts, attempt.task
         current, links = trace.get_current_span(), _links(read(created), read(before))
         counts = _counts(facts.attempt, facts.generation)
@@ -242,14 +246,14 @@ class Spans:
             for link in links:
                 current.add_link(link.context)
             return current, False
-        attributes = {**self._said("process", "process", facts.queue, task.name, task.request.id), **counts}
+        attributes = {**self._attributes("process", "process", facts.queue, task.name, task.request.id), **counts}
         context, parent = extracted(vars(task.request)), read(received)
-        if parent is not None:  # the propagators of this process may not write W3C's context
+        if parent is not None:  # this process's propagators may not write W3C's context
             context = trace.set_span_in_context(trace.NonRecordingSpan(parent), context)
         return self._tracer.start_span(f"process {facts.queue}", context, SpanKind.CONSUMER, attributes, links), True
 
     def _fail(self, span: Span, exc: BaseException, *, is_ours: bool) -> None:
-        """Mark the span of a failed attempt; `Reject`, `Ignore` and Celery's own `Retry` are no failures."""
+        """Mark the span of a failed attempt. `Reject`, `Ignore` and Celery's own `Retry` are not failures."""
         failed = getattr(exc, "failed", None)
         if isinstance(exc, (Reject, Ignore)) or (isinstance(exc, Retry) and failed is None):
             return
@@ -264,8 +268,8 @@ class Spans:
         span.record_exception(cause)
         span.set_status(Status(StatusCode.ERROR, str(cause)))
 
-    def _said(self, operation: str, kind: str, queue: str, task: Any, task_id: Any) -> dict[str, Any]:
-        """The attributes that OpenTelemetry's conventions require."""
+    def _attributes(self, operation: str, kind: str, queue: str, task: Any, task_id: Any) -> dict[str, Any]:
+        """Those that OpenTelemetry's conventions require."""
         return {
             **self._common,
             "messaging.operation.name": operation,
@@ -277,7 +281,7 @@ class Spans:
 
 
 def _within(span: Span, call: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """Call a function within a span that is not recorded, so that spans made inside are not sampled, either."""
+    """Call a function within a span that is not recorded, so that inner spans are not sampled either."""
     token = attach(trace.set_span_in_context(span))
     try:
         return call(*args, **options)
@@ -294,8 +298,8 @@ def _end(span: Span, answer: Answer) -> None:
 
 
 @contextmanager
-def _unharmed(step: str) -> Iterator[None]:
-    """Log any error of OpenTelemetry's SDK, a sampler or a header of another client: the message goes on."""
+def _logging_errors(step: str) -> Iterator[None]:
+    """Log any error, for example of the SDK, a sampler or another client's header; the message must go on."""
     try:
         yield
     except Exception:  # noqa: BLE001 - see above
@@ -310,8 +314,7 @@ def _links(created: SpanContext | None, before: SpanContext | None) -> tuple[Lin
     return tuple(Link(each) for each in (created, before) if each is not None)
 
 
-def _outcome(event: Event) -> Iterator[tuple[str, Any]]:
-    """The attributes of a move, from its event."""
+def _outcome_attributes(event: Event) -> Iterator[tuple[str, Any]]:
     yield "redelivery.outcome", str(event.outcome)
     for name in ("reason", "delay_ms", "due_ms", "exception", "fingerprint", "actor", "release", "run_ms", "waited_ms"):
         value = getattr(event, name)
@@ -320,7 +323,7 @@ def _outcome(event: Event) -> Iterator[tuple[str, Any]]:
 
 
 def _destination(amqp: Any, options: Mapping[str, Any]) -> str:
-    """Where a publication goes: its queue, or exchange and routing key if the caller names those."""
+    """The queue of a publication, or exchange and routing key if the caller names those."""
     queue = options.get("queue")
     if queue is None and options.get("exchange") is not None:
         exchange = options["exchange"]

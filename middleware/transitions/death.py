@@ -1,11 +1,11 @@
 """Death: how every message that dies leaves. It goes to its dead-letter queue, or is discarded.
 
 A message is never discarded because its dead-letter queue is missing. If redelivery may not create that queue, the dead letter
-waits in the delay store of its origin queue. It does not run, and each time it comes back it is sent to the dead-letter queue
-again, until that queue exists (`bury_at_last`).
+waits in the delay store of its origin queue. It does not run. Each time it comes back, `bury_at_last` sends it to the dead-letter
+queue again, until that queue exists.
 
-`bury` is for messages that do not run: they cannot be read, name no task, or were delivered too often. Bytes that cannot be read
-are kept inside a new message.
+`bury` is for messages that do not run: they cannot be read, name no task, or were delivered too often. Unreadable bytes are kept
+inside a new message.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ if TYPE_CHECKING:
     from ..ports import Held, Transport
     from ..runtime import Runtime
 
-#: How long a letter whose queue is missing waits before it is tried again (milliseconds).
+#: Milliseconds until a dead letter whose queue is missing is sent there again.
 UNDELIVERED_WAIT = 5_000
 MISSING = "auto_create_dead_letter_resources is off: declare the queue; until then its dead letters wait and nothing is discarded"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Death:
-    """How one message dies: the reason, where it goes, what its dead letter says, and the event.
+    """How one message dies: the reason, the destination, the contents of its dead letter, and the event.
 
     `cause` is the reason in the dead letter. It differs from the event's reason in one case: a dead letter that is not eligible
-    dies once more, and is kept all the same. `must_exist`: the queue must be there already (`auto_create_dead_letter_resources`).
+    dies again, and is still kept. `must_exist`: redelivery may not create the queue (`auto_create_dead_letter_resources`).
     """
 
     queue: str
@@ -78,14 +78,14 @@ class Death:
         attempt: Attempt | None = None,
         **facts: Any,
     ) -> Self:
-        """The death that follows from a decision about this message of this queue.
+        """The death that follows from a decision about a message of this queue.
 
-        Defaults: `headers` are the message's (in Celery's first protocol the task's headers are others), `envelope` is read from
-        the headers, `policy` is the task's, `cause` and `detail` are the decision's. `facts` are further fields of the event.
+        By default, `headers` are the message's (Celery's protocol 1 has the task's elsewhere), `envelope` is read from the headers,
+        `policy` is the task's, `cause` and `detail` are the decision's. `facts` are further fields of the event.
         """
-        said = message["headers"] if headers is None else headers
-        policy = runtime.policies.policy_for(queue, str(said.get("task"))) if policy is None else policy
-        envelope = Envelope.of(said) if envelope is None else envelope
+        headers = message["headers"] if headers is None else headers
+        policy = runtime.policies.policy_for(queue, str(headers.get("task"))) if policy is None else policy
+        envelope = Envelope.of(headers) if envelope is None else envelope
         find = policy.expiry_queue_for if decided.reason is Reason.EXPIRED else policy.dead_letter_queue_for
         place = resting_place(envelope, queue, find(queue) if isinstance(decided, DeadLetter) else None, policy)
         outcome = Outcome.DISCARDED if place.target is None else Outcome.DEAD_LETTERED
@@ -94,7 +94,7 @@ class Death:
         return cls(
             queue=queue,
             message=message,
-            event=about(said, queue, raw, outcome, envelope, reason=decided.reason, worker=worker, **facts),
+            event=about(headers, queue, raw, outcome, envelope, reason=decided.reason, worker=worker, **facts),
             place=place,
             must_exist=not policy.auto_create_dead_letter_resources,
             cause=decided.reason if cause is None else cause,
@@ -110,11 +110,11 @@ class Death:
 
     @property
     def recorded(self) -> Event | None:
-        """The event that the transition records; None if a dead letter only moves: its death is recorded already."""
+        """The event that the transition records; None for a dead letter, whose death is recorded already."""
         return None if self.target is not None and Envelope.of(self.message["headers"]).is_letter else self.event
 
     def letter(self, *, now_ms: int, seen_ms: int) -> dict[str, Any]:
-        """The dead letter. Only for a message that is kept."""
+        """The dead letter of a message that is kept."""
         return dead(
             self.message,
             self.queue,
@@ -131,14 +131,13 @@ class Death:
     def transition(self, transport: Transport, held: Held, *, now_ms: int, tag: str | None = None) -> Callable[[], Answer]:
         """The transition that ends the message: it moves to its dead-letter queue, or is acknowledged if it is not kept.
 
-        `tag` is the held message's, or empty if it is not held any more. A dead letter whose handler failed only moves: the death
-        of its task is recorded already, and a generation has one end.
+        `tag` is the held message's, or empty if it is no longer held.
         """
-        under = held.tag if tag is None else tag
+        tag = held.tag if tag is None else tag
         if self.target is None:
-            return lambda: transport.acknowledge(under, self.event)
+            return lambda: transport.acknowledge(tag, self.event)
         letter = self.letter(now_ms=now_ms, seen_ms=held.seen_ms or now_ms)
-        return _delivery(transport, held, letter, self.recorded, target=self.target, tag=under, must_exist=self.must_exist)
+        return _delivery(transport, held, letter, self.recorded, target=self.target, tag=tag, must_exist=self.must_exist)
 
     def log(self, detail: str | None = None) -> None:
         """Log one line for a message that died."""
@@ -147,14 +146,13 @@ class Death:
             why = self.detail if detail is None else detail
             log.info("message.discarded", task_id=event.task_id, queue=event.queue, reason=event.reason, detail=why)
         else:
-            target, reason = self.target, event.reason
             log.info(
                 "message.dead_lettered",
                 task=event.task,
                 task_id=event.task_id,
                 queue=event.queue,
-                dead_letter_queue=target,
-                reason=reason,
+                dead_letter_queue=self.target,
+                reason=event.reason,
                 exception=event.exception,
             )
 
@@ -169,13 +167,13 @@ def _delivery(
     tag: str,
     must_exist: bool,
 ) -> Callable[[], Answer]:
-    """The transition that moves the dead letter to its queue; if the queue is missing, the letter goes back and waits."""
+    """The transition that moves a dead letter to its queue; if the queue is missing, the letter waits in the delay store."""
     if not must_exist:
         raw = sealed(letter)
         return lambda: transport.dead_letter(tag, raw, dead_letter_queue=target, queue=held.queue, event=event)
 
-    said = letter["headers"].get("id")
-    task_id = said[:MAX_TEXT] if isinstance(said, str) else raw_id(held.raw)
+    own_id = letter["headers"].get("id")
+    task_id = own_id[:MAX_TEXT] if isinstance(own_id, str) else raw_id(held.raw)
 
     def deliver() -> Answer:
         raw = sealed(letter)
@@ -190,51 +188,53 @@ def _delivery(
 
 
 def bury(runtime: Runtime, held: Held, reason: Reason, failed: Failed, *, told: bool = True) -> None:
-    """Move the message to its dead-letter queue.
-
-    `told`: Celery has told the caller of the failure already. Otherwise the caller is told here, before the message leaves.
-    """
+    """Move the message to its dead-letter queue. If the caller was not `told` of the failure by Celery, it is told here first."""
     try:
         message = opened(held.raw)
     except EnvelopeError:
         message = wrapped(held.raw)
     headers = message["headers"]
     if not isinstance(headers.get("id"), str):
-        headers["id"] = raw_id(held.raw)  # the dead letter has the same id as its event
-    elif not told and not Envelope.of(headers).is_letter:  # the caller of a letter's task was told when it died
+        headers["id"] = raw_id(held.raw)  # as in its event
+    elif not told and not Envelope.of(headers).is_letter:  # the caller of a dead letter's task was told when it died
         tell_failure(runtime.app, message, reason, failed.text)
     policy = runtime.policies.policy_for(held.queue, str(headers.get("task")))
     decided = ending(policy, reason, eligible=eligible_of(headers))
-    said: dict[str, Any] = {"cause": reason, "detail": "", "failed": failed}
-    death = Death.of(runtime, held.queue, held.raw, message, decided, worker=runtime.worker, **said)
+    contents: dict[str, Any] = {"cause": reason, "detail": "", "failed": failed}
+    death = Death.of(runtime, held.queue, held.raw, message, decided, worker=runtime.worker, **contents)
     carry_out(runtime, held, death.transition(runtime.transport, held, now_ms=runtime.owner.now_ms()), death.recorded)
     death.log(decided.detail)
 
 
 def bury_at_last(runtime: Runtime, held: Held, envelope: Envelope, task: str) -> None:
-    """Send a dead letter that came back because its queue was missing; its death is recorded once, when the letter is kept.
+    """Send a dead letter that came back because its queue was missing; its death is recorded when the letter is kept.
 
-    The target is the queue that the policy names now. It is never a queue that the message names, because any client may have
-    written that. If the policy now keeps no dead letters, it is the dead-letter queue that is named after the message's queue.
+    The target is the queue that the policy names now, never one that the message names: any client may have written that. If the
+    policy now keeps no dead letters, the target is the dead-letter queue named after the message's queue.
     """
     policy, letter = runtime.policies.policy_for(held.queue, task), undelivered(opened(held.raw), None)
     death = envelope.deaths[0] if envelope.deaths else {}
     reason, failure = str(death.get("reason") or ""), envelope.failure or {}
     find = policy.expiry_queue_for if reason == "expired" else policy.dead_letter_queue_for
     place = parking_place(envelope, held.queue, policy) if envelope.parked else find(held.queue)
-    said: dict[str, Any] = {
-        "reason": reason,
-        "exception": str(failure.get("type") or ""),
-        "fingerprint": str(failure.get("fingerprint") or ""),
-    }
-    counts: dict[str, Any] = {"attempt": max(envelope.attempt, 1), "delivery": envelope.delivery, "worker": runtime.worker}
-    event = about(letter["headers"], held.queue, held.raw, Outcome.DEAD_LETTERED, **said, **counts)
+    event = about(
+        letter["headers"],
+        held.queue,
+        held.raw,
+        Outcome.DEAD_LETTERED,
+        reason=reason,
+        exception=str(failure.get("type") or ""),
+        fingerprint=str(failure.get("fingerprint") or ""),
+        attempt=max(envelope.attempt, 1),
+        delivery=envelope.delivery,
+        worker=runtime.worker,
+    )
     was_letter = len(envelope.deaths) > 1 and envelope.deaths[1].get("generation") == envelope.generation
     transition = _delivery(
         runtime.transport,
         held,
         letter,
-        None if was_letter else event,  # its own death is in the books already
+        None if was_letter else event,  # its first death in this generation is recorded already
         target=named_after(held.queue, policy) if place is None else place,
         tag=held.tag,
         must_exist=not policy.auto_create_dead_letter_resources,
@@ -243,15 +243,12 @@ def bury_at_last(runtime: Runtime, held: Held, envelope: Envelope, task: str) ->
 
 
 def carry_out(runtime: Runtime, held: Held, transition: Any, event: Event | None = None) -> None:
-    """Have the outbox move a message that has no Celery request; afterwards it is no longer held.
-
-    `event` is the event that the transition records, for metrics and traces.
-    """
-    told = runtime.telling(held, event)
+    """Have the outbox move a message that has no Celery request. `event` is what the transition records, for metrics and traces."""
+    on_answer = runtime.telling(held, event)
 
     def answered(answer: Answer) -> None:
         runtime.owner.drop(held.tag)
-        if told is not None:
-            told(answer)
+        if on_answer is not None:
+            on_answer(answer)
 
     runtime.outbox.carry_out(held.tag, transition, answered)

@@ -1,4 +1,4 @@
-"""What is known about one delivery of a message, and the decision that follows when its attempt fails."""
+"""The facts about one delivery of a message, and the decision about it when its attempt has ended."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NO_CALL: Any = MappingProxyType({})
 
 
 class DeliveryFacts(NamedTuple):
-    """One delivery, as far as a decision needs it. It never changes, and goes to the pool's child as a plain tuple.
+    """The facts about one delivery that a decision needs. They go to the pool's child as a plain tuple.
 
     `received` is a time of the monotonic clock, which all processes of a machine share. At that time `age` is the seconds since the
     message was first seen, and `waited` the seconds of its earlier delays. `received_ms` and `expires_ms` are by the broker's
@@ -48,13 +48,13 @@ class DeliveryFacts(NamedTuple):
 
     @classmethod
     def of(cls, held: Held, envelope: Envelope, headers: Mapping[str, Any], *more: Any) -> Self:
-        """The facts of a message with these headers; `more` are the fields from `received_ms` on.
+        """The facts about a message with these headers; `more` are the fields from `received_ms` on.
 
         For a dead letter they are about its handler: the handler's attempts, and the time since the death.
         """
         begun, attempt, eligible, waited = envelope.first_seen_ms, envelope.attempt, eligible_of(headers), 0.0
         if envelope.is_letter:
-            begun, attempt, eligible = envelope.deaths[0].get("last"), envelope.handled, True  # it has been kept already
+            begun, attempt, eligible = envelope.deaths[0].get("last"), envelope.handled, True  # it is kept already
         elif envelope.attempts:
             waited = sum(each.get("delay") or 0 for each in envelope.attempts) / 1000
         first = begun if isinstance(begun, int) else held.seen_ms
@@ -68,7 +68,7 @@ class DeliveryFacts(NamedTuple):
 
 
 class Decider(NamedTuple):
-    """Decides what follows for the deliveries of one task."""
+    """Decides about the deliveries of one task."""
 
     runtime: Runtime
     task: str
@@ -85,13 +85,13 @@ class Decider(NamedTuple):
         call: Mapping[str, Any] = NO_CALL,
         **known: Any,
     ) -> Decision:
-        """What follows from a failure. `call` is the failed call, for the task's strategies; `known` are fields of `Failure`."""
+        """Decide about a failure. `call` is the failed call, for the task's strategies; `known` are fields of `Failure`."""
         decided = self._judge(facts, exception, call, cause=cause, **known)
         assert decided is not None  # noqa: S101 - only a result can be accepted
         return decided
 
     def judge(self, facts: DeliveryFacts, result: Any, call: Mapping[str, Any], **known: Any) -> Decision | None:
-        """What follows from a result, by the task's `retry=`; None if the result is accepted."""
+        """Decide about a result by the task's `retry=`; None accepts it."""
         return self._judge(facts, None, {**call, "result": result}, **known)
 
     def end(self, facts: DeliveryFacts, reason: Reason, detail: str = "") -> decision.DeadLetter | decision.Discard:

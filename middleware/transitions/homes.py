@@ -1,18 +1,17 @@
-"""Destinations: the places to which a message may be sent, and the home of a dead letter.
+"""Destinations: where a message may be sent, and the home of a dead letter.
 
-A `Home` is a place that this app uses: named by a person or a handler, or the origin that a dead letter's header names. Any client
-that can publish may have written that header, so the origin is accepted only if one of these is true:
+A `Home` is a queue that a person or a handler has named, or the origin in a dead letter's header. Any client that can publish may
+have written that header, so the origin is accepted only if one of these is true:
 
 - the app declares the queue (`task_queues`, the queues that a worker consumes), or names it in `task_routes`, as the `queue` of a
   task, or without wildcards in the policies' tables;
-- or the dead-letter queue that holds the letter is named after the queue, as the policies name dead-letter queues;
-- or the last worker with redelivery that used this dead-letter queue consumed that queue (Redis).
+- the dead-letter queue that holds the letter is named after the queue, as the policies name dead-letter queues;
+- the last worker with redelivery that used this dead-letter queue consumed that queue (Redis).
 
-Exchange and routing key are used only if the app's own declaration of that queue has them. Otherwise the letter goes to the queue
-itself.
+Exchange and routing key are used only if the app declares them for that queue. Otherwise the letter goes directly to the queue.
 
-Any other origin is refused with `EnvelopeError`, and so is each name that `settings.names` refuses, or under which Redis holds
-something other than a queue.
+Any other origin is refused with `EnvelopeError`. So is a name that `settings.names` refuses, or under which Redis holds something
+other than a queue.
 """
 
 from __future__ import annotations
@@ -36,14 +35,14 @@ if TYPE_CHECKING:
     from ..messages.envelope import Envelope
     from ..ports import Transport
 
-#: Origins of dead letters that are remembered: a client may have written a different one into each letter.
+#: The most origins in the cache: a client may have written a different one into each letter.
 MAX_REMEMBERED = 1000
 NO_ORIGIN = "it names no origin queue"
 
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """Where a dead letter goes: a queue, and the exchange and routing key that lead there if the app declares them."""
+    """Where a dead letter goes: a queue, and the exchange and routing key that lead there, if the app declares them."""
 
     queue: str
     exchange: str = ""
@@ -51,7 +50,7 @@ class Home:
 
     @property
     def address(self) -> tuple[str, str]:
-        """Exchange and routing key; the default exchange if there is no other."""
+        """Exchange and routing key; by default those of the default exchange."""
         return (self.exchange, self.routing_key) if self.exchange else ("", self.queue)
 
     def __str__(self) -> str:
@@ -87,7 +86,7 @@ class Homes:
         return Home(queue)
 
     def told(self, home: Home) -> str:
-        """The home as it is shown to people: on Redis the queue alone, because the message goes directly to its queue."""
+        """The home in words: on Redis the queue alone, because messages go directly to it."""
         return home.queue if Capability.LEASES in self.transport.capabilities else str(home)
 
     def objection_to(self, queue: str) -> str | None:
@@ -95,10 +94,10 @@ class Homes:
         if queue not in self._known:
             if len(self._known) >= MAX_REMEMBERED:
                 self._known.clear()
-            self._known[queue] = self._judged(queue)
+            self._known[queue] = self._find_objection(queue)
         return self._known[queue]
 
-    def _judged(self, queue: str) -> str | None:
+    def _find_objection(self, queue: str) -> str | None:
         why = names.objection(queue)
         if why is not None:
             return f"its origin {why}"
@@ -108,7 +107,7 @@ class Homes:
         return None if why is None else f"its origin {why}"
 
     def _is_named_after(self, queue: str) -> bool:
-        """Whether the dead-letter queue is named after this queue, or after a dead-letter queue of this queue."""
+        """Whether the dead-letter queue is named after this queue, directly or through further dead-letter queues."""
         name = queue
         for _ in range(MAX_DEATHS):
             if queue not in self.dead_letter_queue or len(name) >= len(self.dead_letter_queue):
@@ -135,7 +134,7 @@ def objection(transport: Transport, queue: str) -> str | None:
 
 
 def required(transport: Transport, queue: str) -> str:
-    """The same name. Raises `InputError` if no message may be sent there."""
+    """Return the name. Raises `InputError` if no message may be sent to this queue."""
     if (why := objection(transport, queue)) is not None:
         msg = f"{queue!r} {why}: name a queue of the app"
         raise InputError(msg)
@@ -174,18 +173,18 @@ def _queue_of(route: Any) -> Iterator[str]:
 
 
 def address_of(app: Celery | None, queue: str, exchange: str, routing_key: str) -> tuple[str, str]:
-    """Exchange and routing key that a message of this queue names, if the app declares them; otherwise the queue's own."""
+    """These exchange and routing key if the app declares them for this queue; otherwise those of the queue itself."""
     queues: Mapping[str, Any] = {} if app is None else app.amqp.queues
     if exchange and queue in queues and names.objection(routing_key or "-") is None:
         declared = queues[queue]
         ways = [(declared.exchange, declared.routing_key), *((each.exchange, each.routing_key) for each in declared.bindings or ())]
-        if any(way.name == exchange and _leads(way.type, str(key or ""), routing_key) for way, key in ways if way is not None):
+        if any(to.name == exchange and _leads(to.type, str(key or ""), routing_key) for to, key in ways if to is not None):
             return exchange, routing_key
     return "", queue
 
 
 def _leads(kind: str, key: str, routing_key: str) -> bool:
-    """Whether an exchange of this kind, bound by this key, lets this routing key through."""
+    """Whether an exchange of this kind, with this binding key, delivers this routing key."""
     if kind == "topic":
         try:
             return AddressPattern(key).matches(routing_key)

@@ -1,7 +1,7 @@
-"""A dead letter, as its handler sees it, and what the handler may decide about it.
+"""A dead letter, as its handler sees it, and the decisions of a handler.
 
-`worker.deliveries.letter_handler` carries the decision out. A letter is never unpickled: a body that is not JSON has no `args`. A
-redrive that cannot be carried out raises inside the handler, which can catch it.
+`worker.deliveries.letter_handler` carries the decision out. A letter is never unpickled: a body that is not JSON has no `args`. An
+impossible redrive raises inside the handler, which can catch it.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class Letter:
     @property
     def task_id(self) -> str:
         """The task's id."""
-        said = self.message["headers"].get("id")
-        return said if isinstance(said, str) else raw_id(self.raw)
+        own = self.message["headers"].get("id")
+        return own if isinstance(own, str) else raw_id(self.raw)
 
     @property
     def task(self) -> str:
@@ -89,7 +89,7 @@ class Letter:
 
     @property
     def queue(self) -> str:
-        """The origin queue that it names; a redrive goes back there if it is a queue of the app."""
+        """The origin queue that it names. A redrive goes back there if the app has this queue."""
         return str(self.envelope.origin.get("queue") or "")
 
     @property
@@ -104,7 +104,7 @@ class Letter:
 
     @property
     def failure(self) -> Mapping[str, Any]:
-        """The failure that it died of: type, message, traceback, fingerprint."""
+        """The failure that ended it: type, message, traceback, fingerprint."""
         return self.envelope.failure or {}
 
     @property
@@ -132,7 +132,7 @@ class Letter:
         task: str | None = None,
         queue: str | None = None,
     ) -> LetterDecision:
-        """Send it back to its origin, or to `queue`, in a new generation; with other arguments or another task if they are given.
+        """Send it back to its origin, or to `queue`, in a new generation, with these arguments or this task if they are given.
 
         Raises `RedriveError` if it cannot go back, or its arguments cannot be edited. Its origin must be a queue of the app, and
         `queue` must not be a name that redelivery, kombu or Celery uses itself.
@@ -155,5 +155,5 @@ class Letter:
         return LetterDecision(kind="discard", detail=why)
 
     def park(self, why: str = "") -> LetterDecision:
-        """Move it to the dead-letter queue of this dead-letter queue: it is kept there, and not delivered to the handler again."""
+        """Move it to the dead-letter queue of this dead-letter queue, where it is kept and no longer delivered to the handler."""
         return LetterDecision(kind="park", detail=why)

@@ -1,7 +1,7 @@
 """Report an end that no attempt could report: its worker died, or the message was stopped before it ran.
 
-The result is stored (`AsyncResult.get` returns), the task's chord and chain fail, its error callbacks and hooks are called and
-signals are sent, as for an attempt that failed. If the body cannot be read, this is done without arguments and callbacks.
+As for a failed attempt, the result is stored (`AsyncResult.get` returns), the task's chord and chain fail, its error callbacks and
+hooks are called and signals are sent. If the body cannot be read, this is done without arguments and callbacks.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 #: The logger on which Celery reports a lost child.
 logger = get_logger("celery.worker.request")
 
-#: The exception that the caller gets for a death of this reason: classes that every Celery has.
+#: The exception that the caller gets for each reason: classes that every version of Celery has.
 EXCEPTIONS: dict[Reason, type[Exception]] = {
     Reason.WORKER_LOST: WorkerLostError,
     Reason.EXHAUSTED: MaxRetriesExceededError,
@@ -52,21 +52,21 @@ EXCEPTIONS: dict[Reason, type[Exception]] = {
 
 def stores_errors(task: Any, request: Any) -> bool:
     """Whether a result backend stores this run's failure. In the first releases of Celery 5.6 the task alone decides."""
-    asked = getattr(trace, "get_actual_ignore_result", None)
-    ignores = task.ignore_result if asked is None else asked(task, request)
+    ask = getattr(trace, "get_actual_ignore_result", None)
+    ignores = task.ignore_result if ask is None else ask(task, request)
     return bool(task.store_errors_even_if_ignored or not ignores)
 
 
 def _reply_address(properties: Mapping[str, Any]) -> dict[str, Any]:
-    """Where Celery's `rpc://` sends the result of a message with these properties; other backends do not need it."""
+    """Where Celery's `rpc://` backend sends the result; other backends do not need it."""
     return {name: properties.get(name) for name in ("reply_to", "correlation_id")}
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """All who wait for one task: its result, its chord and chain, its error callbacks, its hooks and Celery's signals.
+    """Everything that waits for one task: its result, chord, chain, error callbacks and hooks, and Celery's signals.
 
-    If a result cannot be stored, or a hook fails, this is logged, and the message leaves all the same.
+    If a result cannot be stored, or a hook fails, this is logged, and the message still leaves.
     """
 
     task: Any
@@ -80,18 +80,18 @@ class Caller:
         return cls(request.task, request.id, request._context, request.store_errors)  # noqa: SLF001 - Celery's own
 
     def failed(self, exc: BaseException, einfo: Any = None) -> None:
-        """FAILURE is stored, the error callbacks are called and the signal is sent, as for an attempt that failed."""
+        """Store FAILURE, call the error callbacks and send the signal, as after a failed attempt."""
         with self._telling("mark_as_failure"):
             task, args, kwargs = self.task, self.context.args, self.context.kwargs
             task.backend.mark_as_failure(self.task_id, exc, request=self.context, store_result=self.stores)
-            if isinstance(exc, TimeLimitExceeded):  # the only death for which Celery's worker calls the task's hooks
+            if isinstance(exc, TimeLimitExceeded):  # for other deaths Celery's worker calls no hooks either
                 task.on_failure(exc, self.task_id, args, kwargs, einfo)
                 task.after_return(FAILURE, exc, self.task_id, args, kwargs, None)
-            said = {"task_id": self.task_id, "exception": exc, "args": args, "kwargs": kwargs}
-            signals.task_failure.send(sender=task, **said, traceback=getattr(einfo, "traceback", None), einfo=einfo)
+            call = {"task_id": self.task_id, "exception": exc, "args": args, "kwargs": kwargs}
+            signals.task_failure.send(sender=task, **call, traceback=getattr(einfo, "traceback", None), einfo=einfo)
 
     def retried(self, exc: BaseException, delay: float, einfo: Any = None) -> None:
-        """RETRY is stored, and the task's hook and the signal are called: the message is delivered again."""
+        """Store RETRY, call the task's hook and send the signal: the message is delivered again."""
         with self._telling("on_retry"):
             task = self.task
             if self.stores:
@@ -100,20 +100,20 @@ class Caller:
             signals.task_retry.send(sender=task, request=self.context, reason=Retry(exc=exc, when=delay), einfo=einfo)
 
     def revoked(self) -> None:
-        """REVOKED is stored, a chord is told, and the signal is sent."""
+        """Store REVOKED, report it to a chord, and send the signal."""
         with self._telling("revoked"):
             self.task.backend.mark_as_revoked(self.task_id, "revoked", request=self.context, store_result=self.stores)
             signals.task_revoked.send(sender=self.task, request=self.context, terminated=False, signum=None, expired=False)
 
     def stays_revoked(self) -> None:
-        """REVOKED is stored again: the attempt has failed of the signal that ended it, and has stored RETRY."""
+        """Store REVOKED again: the signal that ended the task made the attempt fail, which stored RETRY."""
         with self._telling("revoked"):
             if self.stores:
                 self.task.backend.store_result(self.task_id, TaskRevokedError("terminated"), REVOKED, request=self.context)
 
     @contextmanager
     def _telling(self, hook: str) -> Iterator[None]:
-        """Push the request, so that the task's hooks find it, and log what they raise."""
+        """Push the request, so that hooks find it, and log what they raise."""
         self.task.request_stack.push(self.context)
         try:
             with _logging(self.task_id, hook):
@@ -131,14 +131,14 @@ def _logging(task_id: Any, hook: str) -> Iterator[None]:
 
 
 def tell_failure(app: Celery, message: dict[str, Any], reason: Reason, text: str) -> None:
-    """Report to all who wait for this task that it died for `reason`; `text` has details. Does nothing if it names no task."""
+    """Report the death of this task to everything that waits for it; `text` has details. Does nothing if it names no task."""
     headers = message["headers"]
     task_id, name = headers.get("id"), str(headers.get("task"))
     task = app.tasks.get(name)
-    if reason is Reason.UNKNOWN_TASK:  # Celery has stored the result, and tells neither the chord and the chain nor error callbacks
+    if reason is Reason.UNKNOWN_TASK:  # Celery has stored the result, but does not report to chord, chain and error callbacks
         with _logging(task_id, "mark_as_failure"):
             context = _context(app, message)
-            # Only the rest of a chain is still to be stored: with `rpc://` a second result would be a second reply.
+            # Store again only for the rest of a chain: with `rpc://` a second result would be a second reply.
             app.backend.mark_as_failure(task_id, NotRegistered(name), request=context, store_result=bool(context.chain))
     elif isinstance(task_id, str) and task is not None and reason in EXCEPTIONS:
         context, exc = _context(app, message), EXCEPTIONS[reason](text)
@@ -148,14 +148,14 @@ def tell_failure(app: Celery, message: dict[str, Any], reason: Reason, text: str
 
 
 def log_loss(exc: BaseException) -> None:
-    """Log Celery's line for a task whose process died, with the exception: error trackers read it."""
+    """Log Celery's line for a task whose process died, with the exception, for error trackers."""
     logger.error("Task handler raised error: %r", exc, exc_info=exc)
 
 
 def store_end(app: Celery, message: dict[str, Any], end: Exception | str) -> None:
-    """Store for the caller the end of a task that did not run, and tell its chord. No error callbacks are called.
+    """Store the end of a task that did not run, and report it to its chord. No error callbacks are called.
 
-    `end`: the task was revoked for this reason (a text), or failed with this exception.
+    `end` is the reason of a revocation (a text), or the exception of a failure.
     """
     headers = message["headers"]
     task_id, keeps = headers["id"], not headers.get("ignore_result")
@@ -172,7 +172,7 @@ def store_end(app: Celery, message: dict[str, Any], end: Exception | str) -> Non
 
 
 def _context(app: Celery, message: dict[str, Any]) -> Context:
-    """The request as the task would have seen it; without arguments and callbacks if the body cannot be read."""
+    """The request as the task would see it; without arguments and callbacks if the body cannot be read."""
     headers, properties = message["headers"], message["properties"]
     known = {**_reply_address(properties), "is_eager": False, "called_directly": False}
     body = message.get("body")

@@ -1,16 +1,15 @@
 """The outbox: transitions that the broker has not carried out yet.
 
-A transition is tried at once. If it fails, what follows depends on the cause:
+A transition is tried at once. If it fails, the cause decides:
 
 - The broker cannot carry it out now (it does not answer, loads, fails over, is read-only or full). The transition waits *in line*,
   and a native thread tries it again until there is an answer. So a task that succeeded while the broker was away does not run
-  twice. Every later transition waits behind it: their order stays.
-- The broker refuses it (a key of another type, a command that the user may not use), or it has a bug. It is *quarantined*, with an
-  error line, and tried again at growing intervals until the cause is repaired. It blocks nothing: the message's prefetch slot is
-  given back, except for quarantined transitions beyond the first thousand.
+  twice. Later transitions wait behind it, so that their order stays.
+- The broker refuses it (a key of another type, a command that the user may not use), or the transition has a bug. It is
+  *quarantined*, with an error line, and tried again at growing intervals until the cause is repaired. It blocks nothing: the
+  message's prefetch slot is given back, except for quarantined transitions beyond the first thousand.
 
-If an event loop can read the answer later, the caller does not wait for it (`pipeline`). A failure there is handled in the same
-way.
+If an event loop can read the answer later, the caller does not wait for it (`pipeline`). Failures there are handled likewise.
 
 If the process dies, the waiting transitions are gone. Their messages are still held on the broker, and are delivered again.
 """
@@ -34,9 +33,9 @@ if TYPE_CHECKING:
     Transition = Callable[[], Answer]
     Then = Callable[[Answer], None]
 
-#: Seconds between two tries of the head of the line, at first and at most.
+#: Seconds between two tries of the head of the line: the first and the longest wait.
 FIRST_WAIT, MAX_WAIT = 0.05, 2.0
-#: Seconds between two tries of a quarantined transition, at first and at most.
+#: The same for a quarantined transition.
 FIRST_QUARANTINE_WAIT, MAX_QUARANTINE_WAIT = 1.0, 60.0
 #: How many quarantined transitions give their prefetch slot back.
 MAX_FREED_SLOTS = 1000
@@ -44,7 +43,7 @@ MAX_FREED_SLOTS = 1000
 
 @dataclass(slots=True, eq=False)
 class Quarantined:
-    """A transition that was refused, and when it is tried again (monotonic seconds)."""
+    """A refused transition; `at` is when it is tried again (monotonic seconds)."""
 
     tag: str
     transition: Transition
@@ -54,10 +53,10 @@ class Quarantined:
 
 
 class Outbox:
-    """Carries transitions out, once each and in order, except for those that the broker refuses.
+    """Carries transitions out, once each, and in order except for those that the broker refuses.
 
-    `is_transient` says whether the broker may carry the transition out a little later; `on_quarantined` is given the tag of each
-    transition that is quarantined.
+    `is_transient` says whether a transition that raised this may succeed later; `on_quarantined` gets the tag of each quarantined
+    transition.
     """
 
     def __init__(
@@ -108,7 +107,7 @@ class Outbox:
             self._ensure_thread()
 
     def settle(self) -> None:
-        """Wait for the transitions whose answers are still to come. From here on every call waits for its answer."""
+        """Wait for the answers still to come, and make every later call wait for its own."""
         under_way, self.under_way = self.under_way, None
         if under_way is not None:
             under_way.settle()
@@ -181,8 +180,8 @@ class Outbox:
         self._wait, self._failures, self._ask_at = FIRST_WAIT, 0, 0.0
 
     def _try_quarantined(self, due: list[Quarantined]) -> None:
-        """Try each of these once; log one error line for all, because they mostly fail for one cause."""
-        is_told = False
+        """Try each of these once. One error line is logged for all, because they mostly have one cause."""
+        is_logged = False
         for each in due:
             try:
                 answer = each.transition()
@@ -191,9 +190,9 @@ class Outbox:
                 each.at = time.monotonic() + each.wait
                 if self._is_transient(exc):
                     return  # the others would wait for the same broker
-                if not is_told:
+                if not is_logged:
                     self._log_failure(each.tag, exc, each.wait)
-                    is_told = True
+                    is_logged = True
                 continue
             with self._lock:
                 self._quarantined.remove(each)
@@ -201,8 +200,8 @@ class Outbox:
 
 
 def tell(then: Then, answer: Answer, tag: str) -> None:
-    """Hand an answer to a callback that may raise."""
+    """Call `then` with the answer, and log what it raises."""
     try:
         then(answer)
-    except Exception:  # noqa: BLE001 - the transition is carried out, and the others must go on
+    except Exception:  # noqa: BLE001 - the other transitions must go on
         log.exception("transition.unheard", tag=tag)

@@ -1,9 +1,9 @@
-"""Recovery: what becomes of a message that a dead worker held.
+"""Recovery of a message that a dead worker held.
 
-If its start was recorded, the crash counts as an attempt, and its policy decides with reason `worker_lost`. If not, it is not known
-whether it ran, and nothing is counted: it goes back to its queue as a suspect, and from now on its starts are recorded. In both
-cases an event records that it may have run twice. A message that was acknowledged before it ran (`acks_late=False`) has died, and
-does not run again.
+If its start was recorded, the crash counts as an attempt, and its policy decides with reason `worker_lost`. Without a record it is
+unknown whether the message ran, and nothing is counted: it goes back to its queue as a suspect, and its next starts are recorded.
+In both cases an event records that it may have run twice. A message that was acknowledged before it ran (`acks_late=False`) dies,
+and does not run again.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ if TYPE_CHECKING:
     from ..ports import Held
     from ..runtime import Runtime
 
-#: The longest time between publishing a copy and acknowledging the original (milliseconds).
+#: The longest time between the publication of a copy and the acknowledgement of the original (milliseconds).
 MAX_GAP_MS = 1000
-#: A recorded start that is a time in milliseconds; on other brokers it is the name of the start.
+#: A recorded start that is a time in milliseconds; some brokers record a name instead.
 TIME = re.compile(r"[0-9]{1,15}")
 LOST = Failed(type="celery.exceptions.WorkerLostError", message="the worker that held the message died", fingerprint="worker-lost")
 
 
 def recover(runtime: Runtime, held: Held, *, started: str | None, worker: str, now_ms: int, is_suspect: bool = True) -> Answer:
-    """Move one message of a dead worker on; `started` is the record of its start (`Transport.recorded_start`), None without one.
+    """Move one message of a dead worker on; `started` is its recorded start (`Redeliveries.recorded_start`), if there is one.
 
-    `is_suspect`: its starts are recorded from now on, because a worker may have died of it.
-    A second call is harmless: for a message that has left already the answer is `ALREADY` or `REFUSED`.
+    `is_suspect`: its next starts are recorded, because the worker may have died of it. A second call is harmless: it answers
+    `ALREADY` or `REFUSED`.
     """
     transport = runtime.transport
     try:
@@ -53,7 +53,7 @@ def recover(runtime: Runtime, held: Held, *, started: str | None, worker: str, n
     if Envelope.of(message["headers"]).is_letter:
         held = replace(held, list_name=transport.keys.list_name(held.queue))  # dead letters of all priorities are in one list
     elif ANNOUNCED not in message["headers"] and HEADER not in message["headers"]:
-        # The dead worker may have died before it recorded the arrival, and from here on the message looks like a later delivery.
+        # The worker may have died before it recorded the arrival; from here on the message looks like a later delivery.
         arrived = about(message["headers"], held.queue, held.raw, Outcome.RECEIVED, reason="unannounced", worker=worker)
         _move(runtime.telling(None, arrived), lambda: transport.acknowledge("", arrived))
     case = _Case(runtime, replace(held, seen_ms=now_ms), message, worker)
@@ -64,15 +64,15 @@ def recover(runtime: Runtime, held: Held, *, started: str | None, worker: str, n
 
 def handed_over_again(headers: dict[str, Any], held: Held, worker: str = "", *, delay_ms: int = 0, **facts: Any) -> Event:
     """The event of a message that a dead worker held, and that is delivered again."""
-    said: dict[str, Any] = {"reason": Reason.WORKER_LOST, "worker": worker, "exception": LOST.type, "fingerprint": LOST.fingerprint}
-    return about(headers, held.queue, held.raw, Outcome.REDELIVERY_SCHEDULED, delay_ms=delay_ms, **said, **facts)
+    facts |= {"reason": Reason.WORKER_LOST, "worker": worker, "exception": LOST.type, "fingerprint": LOST.fingerprint}
+    return about(headers, held.queue, held.raw, Outcome.REDELIVERY_SCHEDULED, delay_ms=delay_ms, **facts)
 
 
-def _move(told: Callable[[Answer], None] | None, transition: Callable[[], Answer]) -> Answer:
-    """Carry a transition out. `told` gets the answer only if this call has moved the message, and not another recoverer."""
+def _move(on_done: Callable[[Answer], None] | None, transition: Callable[[], Answer]) -> Answer:
+    """Carry a transition out. `on_done` is called only if this call, and not another recoverer, has moved the message."""
     answer = transition()
-    if told is not None and answer is Answer.DONE:
-        told(answer)
+    if on_done is not None and answer is Answer.DONE:
+        on_done(answer)
     return answer
 
 
@@ -86,17 +86,16 @@ class _Case:
     worker: str
 
     def release(self, *, is_suspect: bool) -> Answer:
-        """It is not known whether the message had begun: it goes back uncounted."""
-        # Without atomic moves the copy must not run, and kill its worker, before the original is acknowledged.
+        """Give the message back uncounted: it is unknown whether it had begun."""
+        # Without atomic moves the copy must not run, and perhaps kill its worker, before the original is acknowledged.
         delay_ms = 0 if Capability.ATOMIC_MOVES in self.runtime.transport.capabilities else MAX_GAP_MS
-        event = self._going_on(delay_ms)
-        told = self.runtime.telling(self.held, event)
-        said: dict[str, Any] = {"seen_ms": self.held.seen_ms, "suspect": is_suspect, "lost": self._trace}
-        again = redelivered(self.message, self.held.queue, attempt=None, **said)
-        return self._defer(again, event, told, delay_ms=delay_ms, first=True)
+        event, held = self._redelivery_event(delay_ms), self.held
+        on_done = self.runtime.telling(held, event)
+        again = redelivered(self.message, held.queue, attempt=None, seen_ms=held.seen_ms, suspect=is_suspect, lost=self._trace)
+        return self._defer(again, event, on_done, delay_ms=delay_ms, first=True)
 
     def decide(self, started: str) -> Answer:
-        """The message had begun: the crash counts, and its policy decides. If it was acknowledged before it ran, it has died."""
+        """Count the crash of a message that had begun, and let its policy decide. If it was acknowledged early, it dies."""
         headers, held = self.message["headers"], self.held
         envelope, decider = Envelope.of(headers), Decider(self.runtime, str(headers.get("task")))
         facts = DeliveryFacts.of(held, envelope, headers)
@@ -107,39 +106,38 @@ class _Case:
         if not isinstance(decided, Redeliver):
             return self._bury(decided, **began)
         delay_ms = round(decided.delay * 1000)
-        event = self._going_on(delay_ms, **began)
-        told = self.runtime.telling(held, event)
+        event = self._redelivery_event(delay_ms, **began)
+        on_done = self.runtime.telling(held, event)
         due_ms, attempt = held.seen_ms + delay_ms if delay_ms else None, self._attempt(delay_ms)
         again = redelivered(self.message, held.queue, seen_ms=held.seen_ms, attempt=attempt, crash=True, due_ms=due_ms)
-        return self._defer(again, event, told, delay_ms=delay_ms, pace=self.runtime.policies.pace_of(held.queue))
+        return self._defer(again, event, on_done, delay_ms=delay_ms, pace=self.runtime.policies.pace_of(held.queue))
 
-    def _going_on(self, delay_ms: int, **facts: Any) -> Event | None:
-        """The event of a message that is delivered again; None for a dead letter: a handler's run is not recorded for its task."""
+    def _redelivery_event(self, delay_ms: int, **facts: Any) -> Event | None:
+        """None for a dead letter: a run of its handler is not recorded for its task."""
         headers = self.message["headers"]
         event = handed_over_again(headers, self.held, self.worker, delay_ms=delay_ms, **facts)
         return None if Envelope.of(headers).is_letter else event
 
-    def _defer(self, again: dict[str, Any], event: Event | None, told: Callable[[Answer], None] | None, **how: Any) -> Answer:
+    def _defer(self, again: dict[str, Any], event: Event | None, on_done: Callable[[Answer], None] | None, **how: Any) -> Answer:
         held, transport, raw = self.held, self.runtime.transport, sealed(again)
         how |= {"task_id": recorded_id(self.message["headers"].get("id"), held.raw), "event": event}
-        return _move(told, lambda: transport.defer(held.tag, held.list_name, raw, **how))
+        return _move(on_done, lambda: transport.defer(held.tag, held.list_name, raw, **how))
 
     def _bury(self, decided: DeadLetter | Discard, **facts: Any) -> Answer:
         runtime, held, message = self.runtime, self.held, self.message
-        said: dict[str, Any] = {"worker": self.worker, "failed": LOST, **facts}
-        death = Death.of(runtime, held.queue, held.raw, message, decided, **said)
-        told = runtime.telling(held, death.recorded)
+        death = Death.of(runtime, held.queue, held.raw, message, decided, worker=self.worker, failed=LOST, **facts)
+        on_done = runtime.telling(held, death.recorded)  # it sets `move_trace`, which the attempt needs
         death = replace(death, attempt=self._attempt())
-        answer = _move(told, death.transition(runtime.transport, held, now_ms=held.seen_ms))
-        if answer is Answer.DONE and not Envelope.of(message["headers"]).is_letter:  # another recoverer reports its own move
-            tell_failure(runtime.app, message, Reason.WORKER_LOST, LOST.message)
-        if answer is Answer.DONE:
+        answer = _move(on_done, death.transition(runtime.transport, held, now_ms=held.seen_ms))
+        if answer is Answer.DONE:  # another recoverer reports its own move
+            if not Envelope.of(message["headers"]).is_letter:
+                tell_failure(runtime.app, message, Reason.WORKER_LOST, LOST.message)
             death.log()
         return answer
 
     @property
     def _trace(self) -> str:
-        """The span that the next delivery links to: this delivery's if this worker held it, otherwise the span of this move."""
+        """The span that the next delivery links to: this delivery's if this worker held it, otherwise this move's."""
         return self.held.trace or self.held.move_trace
 
     def _attempt(self, delay_ms: int | None = None) -> Attempt:

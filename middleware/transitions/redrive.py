@@ -1,6 +1,6 @@
-"""The redrive: a dead letter goes back to its origin queue, or to a queue that is named, and its task runs in a new generation.
+"""The redrive: a dead letter goes back to its origin queue, or to a named queue, and its task runs in a new generation.
 
-It keeps its history. It is no longer a member of its chord, because the chord has counted its failure already.
+The message keeps its history. It leaves its chord, because the chord has counted its failure already.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Redriven(NamedTuple):
     left_chord: bool
 
 
-def redrive(  # noqa: PLR0917 - a dead letter, and where it is
+def redrive(  # noqa: PLR0917 - a dead letter and its place
     letter: dict[str, Any],
     raw: bytes,
     lies_in: str,
@@ -44,11 +44,10 @@ def redrive(  # noqa: PLR0917 - a dead letter, and where it is
     task: str | None = None,
     **facts: Any,
 ) -> Redriven:
-    """The message that a dead letter in the queue `lies_in` becomes when it goes to its origin, or to the queue `to`.
+    """Turn a dead letter in the queue `lies_in` into the message that goes to its origin, or to the queue `to`.
 
     Without `homes` it stays in the same queue: a worker consumes the dead-letter queue and runs its tasks. `args`, `kwargs` and
-    `task` replace the letter's own; `facts` are the event's. Raises `EnvelopeError`, whose text is the reason why it cannot go
-    back.
+    `task` replace the letter's own; `facts` are the event's. Raises `EnvelopeError`, whose text says why it cannot go back.
     """
     known = Envelope.of(letter["headers"]) if envelope is None else envelope
     message, left_chord = without_chord(letter)

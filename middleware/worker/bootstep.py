@@ -22,7 +22,7 @@ from kombu.exceptions import ContentDisallowed
 from redelivery.display import harmless
 from redelivery.errors import BrokerError, RedeliveryError
 
-from ..child.report import lighten
+from ..child.report import replace_tracers
 from ..child.task_defaults import apply_defaults
 from ..child.task_wrapper import guard
 from ..known import is_known
@@ -116,13 +116,13 @@ class Ingress(bootsteps.StartStopStep):
         def update_strategies() -> None:
             self._prepare(consumer.app)
             update()
-            lighten(consumer.app, self.runtime, consumer.hostname)
+            replace_tracers(consumer.app, self.runtime, consumer.hostname)
 
         return update_strategies
 
     def _lighten(self, **_: Any) -> None:
         """A child of the pool has built its tracers: replace them."""
-        lighten(self.runtime.app, self.runtime, str(self._hostname))
+        replace_tracers(self.runtime.app, self.runtime, str(self._hostname))
 
     def start(self, consumer: Consumer) -> None:
         """The consumer has connected, for the first time or again; a worker whose broker refuses a command ends with one line."""
