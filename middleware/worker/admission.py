@@ -1,10 +1,10 @@
-"""Admission: what becomes of one message that has arrived, before Celery looks at it.
+"""Admission: decides about a message that has arrived, before Celery sees it.
 
 - A message that is not due for a while (its ETA, its queue's delivery delay) moves to the delay store, so that no worker keeps it
-  in memory: until it is due, or until it expires if that is earlier.
+  in memory. It stays there until it is due or expires.
 - A message that has been delivered too often dies before it runs.
 - A dead letter, on a dead-letter queue that this worker consumes, goes to its handler, or its task runs in a new generation.
-- A message that the broker delivers again is recovered here, on brokers without leases: no lease says which worker died.
+- A message that the broker delivers again is recovered here, on brokers without leases.
 - Celery runs all other messages.
 """
 
@@ -39,35 +39,32 @@ if TYPE_CHECKING:
     from ..ports import Held, Redeliveries
     from ..runtime import Runtime
 
-#: How long after its expiry a held message is looked at (milliseconds): Celery's timers may run a little early.
+#: A held message is checked this long after its expiry (milliseconds): Celery's timers may run a little early.
 EXPIRED_MS = 50
-#: How often a connection may break while a message is held before this counts against the message: the task itself may break the
-#: connection, or run longer than the broker allows (`consumer_timeout`).
+#: How many broken connections do not count against a held message. More do: the task itself may break the connection, or run longer
+#: than the broker allows (`consumer_timeout`).
 FREE_CUTS = 3
-#: How often a message may be delivered again uncounted, even if no start of it was recorded: if workers lack the right to record
-#: starts, one task must not kill them for ever. RabbitMQ 4 has the same bound for a quorum queue (`delivery-limit`).
+#: The most uncounted deliveries of a message without a recorded start: if workers may not record starts, a task must not kill them
+#: for ever. RabbitMQ 4 has the same limit for a quorum queue (`delivery-limit`).
 MAX_UNCOUNTED = 20
 
 
 class Arrivals:
-    """The arrivals of one worker.
-
-    `letter_handlers`: the task that handles each dead-letter queue.
-    """
+    """The arrivals of one worker; `letter_handlers` maps dead-letter queues to the tasks that handle them."""
 
     def __init__(self, runtime: Runtime, letter_handlers: dict[str, str]) -> None:
         self.runtime = runtime
         self._letter_handlers = letter_handlers
 
     def held(self, message: Any) -> Held | None:
-        """The message as this worker holds it; None if Celery alone holds it."""
+        """The held message; None if Celery alone holds it."""
         held: Held | None = getattr(message, "held", None)
         if held is not None or not self.runtime.enforces:
             return held
         return self.runtime.owner.take(message)
 
     def leave_alone(self, held: Held | None) -> None:
-        """Celery alone ends this message, on its own channel."""
+        """Let Celery alone end this message, on its own channel."""
         if held is not None and not self.runtime.has_leases:
             self.runtime.owner.drop(held.tag)
 
@@ -77,19 +74,19 @@ class Arrivals:
         return self.runtime.policies.is_enabled(str(headers.get("task")) if isinstance(headers, dict) else "", held.queue)
 
     def observe(self, message: Any) -> None:
-        """Record the arrival of a message that Celery alone runs, if nothing else has recorded the message."""
+        """Record the arrival of a message that Celery alone runs, unless the message is recorded already."""
         headers = message.headers
         if isinstance(headers, dict) and isinstance(headers.get("id"), str) and HEADER not in headers:
             self._note_arrival(headers, message.properties, queue_of(message), headers["id"].encode())
 
     def note_end(self, message: Any, reason: Reason) -> None:
-        """Celery alone has dropped the message."""
+        """Record that Celery has dropped the message."""
         headers = message.headers
         if isinstance(headers, dict) and isinstance(headers.get("id"), str):
             record(self.runtime, headers, queue_of(message), Outcome.DISCARDED, reason=reason)
 
     def has_left(self, message: Any, held: Held) -> bool:
-        """Whether Celery must not run the message: it has gone back, to the delay store, or to its dead-letter queue."""
+        """Whether the message went back, to the delay store or to its dead-letter queue, so that Celery must not run it."""
         known = self.runtime.transport.redeliveries if held.handed_over_before else None
         if known is None:
             return self._must_stop(message, held)
@@ -106,13 +103,12 @@ class Arrivals:
         return True
 
     def _must_stop(self, message: Any, held: Held) -> bool:
-        """Whether the message has left already: to the delay store, or to its dead-letter queue."""
         headers = message.headers
         if not isinstance(headers, dict):
             return False
         known = Envelope.of(headers) if HEADER in headers else None
         if known is not None and known.is_letter:
-            return self._meet_letter(message, held, known)
+            return self._dispose_of_letter(message, held, known)
         if headers.get(HEADER) is None:
             self._note_arrival(headers, message.properties, held.queue, held)
         if not _is_sound(headers):
@@ -140,7 +136,7 @@ class Arrivals:
         return False
 
     def _end_copy(self, message: Any, held: Held, events: Sequence[Event], *, is_recorded: bool) -> None:
-        """End a message that was moved already: its worker died before it acknowledged, or before it recorded the move."""
+        """End a message that was moved already: its worker died before the acknowledgement, or before the record."""
         log.info("message.moved_already", tag=held.tag, queue=held.queue, times=held.handed_over_before)
         headers = message.headers if isinstance(message.headers, dict) else {}
         if not is_recorded and not events and not Envelope.of(headers).is_letter:
@@ -153,8 +149,8 @@ class Arrivals:
     def _recover(self, message: Any, held: Held, redeliveries: Redeliveries) -> None:
         """Recover a message of a dead worker that the broker delivers again, as `workers.duties.recoverer` does with leases.
 
-        The first time it is not known whether the message had begun; from then on its starts are recorded. If only the connection
-        broke, and the worker lives (this worker's own connection broke, too), the first few times do not count.
+        The first time it is unknown whether the message had begun; later starts are recorded. The first few times do not count if
+        this worker's own connection broke, too, because the worker then lives.
         """
         headers = message.headers if isinstance(message.headers, dict) else {}
         policy = self.runtime.policies.policy_for(held.queue, str(headers.get("task")))
@@ -167,15 +163,15 @@ class Arrivals:
             started = ""
         counts = started is not None and not is_innocent
         log.info("message.handed_over_again", tag=held.tag, queue=held.queue, times=held.handed_over_before, counts=counts)
-        given, is_suspect = started if counts else None, known.suspect or not is_innocent
-        recover(self.runtime, held, started=given, worker="", now_ms=held.seen_ms, is_suspect=is_suspect)
+        started, is_suspect = started if counts else None, known.suspect or not is_innocent
+        recover(self.runtime, held, started=started, worker="", now_ms=held.seen_ms, is_suspect=is_suspect)
         self.runtime.owner.drop(held.tag)
 
-    def _meet_letter(self, message: Any, held: Held, letter: Envelope) -> bool:
-        """Handle a dead letter that arrived: its queue's handler decides; without a handler, its task runs in a new generation."""
+    def _dispose_of_letter(self, message: Any, held: Held, letter: Envelope) -> bool:
+        """Hand a dead letter to its queue's handler; without a handler, its task runs in a new generation."""
         name = self._letter_handlers.get(held.queue)
         if name is None:
-            self._revive(held)
+            self._redrive_in_place(held)
             return True
         limit = self.runtime.policies.policy_for(held.queue, name).most_deliveries
         if 0 <= limit <= letter.handled:
@@ -187,8 +183,8 @@ class Arrivals:
         call_for(message, held.raw, name, self.runtime.app)
         return False
 
-    def _revive(self, held: Held) -> None:
-        """Put a dead letter back to the same queue as a task to run: its next generation, recorded as redriven."""
+    def _redrive_in_place(self, held: Held) -> None:
+        """Put a dead letter back to its queue as a task to run, in its next generation, recorded as redriven."""
         try:
             back = redrive(opened(held.raw), held.raw, held.queue, worker=self.runtime.worker)
         except EnvelopeError as exc:
@@ -203,18 +199,17 @@ class Arrivals:
         )
 
     def _note_arrival(self, headers: dict[str, Any], properties: Any, queue: str, of: bytes | Held) -> None:
-        """Record an arrival that the books do not know: its publication was not recorded, or another client put it back."""
+        """Record an arrival that no event explains: its publication was not recorded, or another client put it back."""
         delivery_info = properties.get("delivery_info") if isinstance(properties, dict) else None
         was_restored = isinstance(delivery_info, dict) and delivery_info.get("redelivered") is True
-        is_announced = ANNOUNCED in headers
-        reasons = [name for name, holds in (("unannounced", not is_announced), ("redelivered", was_restored)) if holds]
-        for reason in reasons:
-            event = about(headers, queue, of, Outcome.RECEIVED, reason=reason, worker=self.runtime.worker)
-            then = self.runtime.telling(None, event) or ignore
-            self.runtime.outbox.carry_out("", partial(self.runtime.transport.acknowledge, "", event), then)
+        for reason, applies in (("unannounced", ANNOUNCED not in headers), ("redelivered", was_restored)):
+            if applies:
+                event = about(headers, queue, of, Outcome.RECEIVED, reason=reason, worker=self.runtime.worker)
+                then = self.runtime.telling(None, event) or ignore
+                self.runtime.outbox.carry_out("", partial(self.runtime.transport.acknowledge, "", event), then)
 
     def _defer(self, held: Held, message: Any, known: Envelope, policy: RedeliveryPolicy) -> bool:
-        """Whether the message has gone to the delay store: until it is due, or until it expires if that is earlier."""
+        """Move a message that is not due to the delay store, until it is due or expires; return whether it was moved."""
         headers, app = message.headers, self.runtime.app
         eta = headers.get("eta")
         eta_ms = milliseconds(eta, app) if eta is not None and eta != known.served_eta else None
@@ -226,9 +221,9 @@ class Arrivals:
         expires_ms = milliseconds(headers.get("expires"), app)
         ends_ms = expiry_ms(headers, message.properties, known, policy, seen_ms=held.seen_ms, expires_ms=expires_ms)
         if ends_ms is not None and ends_ms <= held.seen_ms:
-            return False  # expired: Celery asks its request, and the request's delivery ends it
+            return False  # expired: Celery's request asks its delivery, which ends it
         until_ms = wanted_ms if ends_ms is None else min(wanted_ms, ends_ms)
-        if in_worker:  # the worker holds the message, as Celery does with any ETA: until it is due, or has expired
+        if in_worker:  # as in Celery, the worker holds the message until it is due or has expired
             if until_ms == ends_ms:
                 until_ms += EXPIRED_MS
             if until_ms != eta_ms:
@@ -241,12 +236,7 @@ class Arrivals:
             self.runtime,
             held,
             lambda: self.runtime.transport.defer(
-                held.tag,
-                held.list_name,
-                waiting,
-                task_id=event.task_id,
-                event=event,
-                due_ms=until_ms,
+                held.tag, held.list_name, waiting, task_id=event.task_id, event=event, due_ms=until_ms
             ),
             event,
         )
@@ -260,12 +250,12 @@ class Arrivals:
         except EnvelopeError:
             message = {"headers": {}, "properties": {}}
         if message["headers"].get(HEADER) is None:
-            self._note_arrival(message["headers"], message["properties"], held.queue, held)  # under the same id as its death
+            self._note_arrival(message["headers"], message["properties"], held.queue, held)  # with the same id as its death
         bury(self.runtime, held, Reason.UNDECODABLE, self.runtime.failed_of(exc))
 
 
 def _is_sound(headers: dict[str, Any]) -> bool:
-    """Whether the pool and the timers can use these headers: Celery passes `timelimit` and `retries` on without a check."""
+    """Whether the pool and the timers can use `timelimit` and `retries`, which Celery does not check."""
     limits, retries = headers.get("timelimit"), headers.get("retries")
     if limits is not None:
         if not isinstance(limits, (list, tuple)) or len(limits) != 2:  # noqa: PLR2004 - hard and soft

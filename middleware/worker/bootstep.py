@@ -1,7 +1,7 @@
-"""The consumer bootstep: it wraps Celery's message handlers, and sees each message before Celery does.
+"""The consumer bootstep, which wraps Celery's message handlers.
 
-It starts receiving on the worker's task channel, and wraps every task and its request class. `admission` decides what becomes of a
-message before Celery sees it. A message that is not a task, cannot be read, or names an unknown task dies, and its bytes are kept
+It starts receiving on the worker's task channel, and wraps every task and its request class. `admission` decides about a message
+before Celery sees it. A message that is not a task, cannot be read, or names an unknown task dies, and its bytes are kept
 (`transitions.death`): Celery would drop it. After any other error with one message, the message dies, and the worker goes on.
 """
 
@@ -38,8 +38,8 @@ from .dispatch import hand_over
 from .lifecycle import begin, end, give_back_last
 from .own_strategy import own_strategies
 from .pool_patches.begun import read_reports_first
-from .pool_patches.children import mend
-from .pool_patches.stop import spare_the_handler, stop_of
+from .pool_patches.children import correct_children
+from .pool_patches.stop import keep_handlers_short, stop_of
 from .request import Egress, request_class
 from .startup.checks import announce, check_dead_letter_queues, check_policies
 from .startup.contradictions import contradictions
@@ -53,14 +53,14 @@ if TYPE_CHECKING:
     from ..ports import Held, Session
     from ..runtime import Runtime
 
-#: What an operator does about a broker that refuses a worker's command.
+#: What an operator does if the broker refuses a worker's command.
 NEEDED = "rename none of its commands, and give its user a worker's rights (deploying.md, the least rights)"
-#: Seconds that a worker waits if its last two connections failed within that time.
+#: A worker waits this many seconds if its last two connections failed within them.
 PAUSE = 1.0
 
 
 class Ingress(bootsteps.StartStopStep):
-    """The bootstep."""
+    """The bootstep between Celery's tasks and redelivery."""
 
     requires = ("celery.worker.consumer.tasks:Tasks",)
     label = "redelivery"
@@ -86,8 +86,8 @@ class Ingress(bootsteps.StartStopStep):
         self.runtime.is_ending = False
         self._stop = stop_of(consumer, self.runtime)
         self._prepare(consumer.app)  # before the pool starts its children
-        consumer.update_strategies = self._lightening(consumer)
-        signals.worker_process_init.connect(self._lighten, weak=False, dispatch_uid=f"redelivery:{id(consumer.app)}")
+        consumer.update_strategies = self._replacing_tracers(consumer)
+        signals.worker_process_init.connect(self._replace_tracers, weak=False, dispatch_uid=f"redelivery:{id(consumer.app)}")
         consumer.add_task_queue = self._acknowledging(consumer.add_task_queue)
         consumer.create_task_handler = self._in_front_of(consumer.create_task_handler)
         consumer.on_connection_error_after_connected = _pausing(consumer.on_connection_error_after_connected)
@@ -98,7 +98,7 @@ class Ingress(bootsteps.StartStopStep):
         consumer.on_invalid_task = self._dying(consumer.on_invalid_task, Reason.INVALID, at=1)
 
     def _prepare(self, app: Celery) -> None:
-        """Wrap the tasks that the app has now, and their request classes; a second call wraps only the new ones."""
+        """Wrap the app's tasks and their request classes; a second call wraps only new tasks."""
         for task in app.tasks.values():
             if self.runtime.enforces:
                 apply_defaults(task)
@@ -106,11 +106,8 @@ class Ingress(bootsteps.StartStopStep):
             task.Request = request_class(symbol_by_name(task.Request) if task.Request is not None else Request)
         self._strategies = own_strategies(app)
 
-    def _lightening(self, consumer: Consumer) -> Callable[[], None]:
-        """Let Celery build the strategies and tracers, then replace the tracers by redelivery's.
-
-        Celery calls it again if a module with further tasks was loaded (`pool_restart`).
-        """
+    def _replacing_tracers(self, consumer: Consumer) -> Callable[[], None]:
+        """Celery calls it again if a module with further tasks was loaded (`pool_restart`)."""
         update = consumer.update_strategies
 
         def update_strategies() -> None:
@@ -120,17 +117,17 @@ class Ingress(bootsteps.StartStopStep):
 
         return update_strategies
 
-    def _lighten(self, **_: Any) -> None:
-        """A child of the pool has built its tracers: replace them."""
+    def _replace_tracers(self, **_: Any) -> None:
+        """Replace the tracers that a child of the pool has built."""
         replace_tracers(self.runtime.app, self.runtime, str(self._hostname))
 
     def start(self, consumer: Consumer) -> None:
-        """The consumer has connected, for the first time or again; a worker whose broker refuses a command ends with one line."""
+        """Begin when the consumer has connected, also again. If the broker refuses a command, the worker ends with one line."""
         with _refusing():
             try:
                 self._start(consumer)
-            except consumer.connection_errors:  # Celery's consumer connects again
-                raise
+            except consumer.connection_errors:
+                raise  # Celery's consumer connects again
             except Exception as exc:
                 transport, retries = self.runtime.transport, consumer.app.conf.broker_channel_error_retry
                 if retries or transport.is_transient(exc) or not transport.is_driver_error(exc):
@@ -150,14 +147,14 @@ class Ingress(bootsteps.StartStopStep):
         if self._stop is not None:
             self._stop.watch(consumer)
         if self.runtime.enforces:
-            spare_the_handler(consumer, self.runtime)
+            keep_handlers_short(consumer, self.runtime)
         is_ours = self._receive(consumer)
         if is_first:
             check_dead_letter_queues(self.runtime)
             announce(self.runtime, consumer, is_ours=is_ours)
 
     def _receive(self, consumer: Consumer) -> bool:
-        """Start to receive, if redelivery and not kombu is to receive; return whether it does."""
+        """Begin to receive, unless kombu must do it; return whether redelivery receives."""
         runtime = self.runtime
         if not (runtime.enforces and runtime.settings.fast_receive):
             return False
@@ -165,22 +162,22 @@ class Ingress(bootsteps.StartStopStep):
         return path is not None and path.receive(consumer, runtime.owner, self._limit(consumer), self._arrivals.on_garbage)
 
     def _use_loop(self, consumer: Consumer) -> None:
-        """If there is an event loop, and it runs no tasks itself, read the reports of children and the broker's answers in it."""
+        """Read the children's reports and the broker's answers in the event loop, if there is one and it runs no tasks."""
         runtime, hub = self.runtime, consumer.hub
         if hub is None or runtime.shares_process or not runtime.enforces:
             return
         if is_known("celery", "billiard"):
             read_reports_first(consumer.pool, hub, runtime.owner, self._stop)
-            self._feed = mend(consumer.pool, hub)
+            self._feed = correct_children(consumer.pool, hub)
         path = runtime.transport.fast_path
         runtime.outbox.under_way = None if path is None else path.pipeline(hub, runtime.outbox.carry_out)
 
     def stop(self, consumer: Consumer) -> None:  # noqa: ARG002 - Celery's signature
-        """The consumer has stopped, or lost its connection; its loop has ended. Nothing is given back yet: tasks are running."""
+        """Wait for answers when the consumer has stopped or lost its connection. Tasks still run: nothing is given back yet."""
         self.runtime.outbox.settle()
 
     def shutdown(self, consumer: Consumer) -> None:  # noqa: ARG002 - Celery's signature
-        """The pool has stopped: give back what has not run."""
+        """Give back what has not run, when the pool has stopped."""
         end(self.runtime)
         if self._stop is not None:
             self._stop.close()
@@ -188,7 +185,7 @@ class Ingress(bootsteps.StartStopStep):
     # in front of Celery's own methods
 
     def _acknowledging(self, add: Callable[..., None]) -> Callable[..., None]:
-        """A queue that is added by remote control is acknowledged, whatever its `no_ack` says; at a start it is refused."""
+        """Ignore the `no_ack` of a queue that remote control adds. At a start such a queue is refused."""
 
         def add_task_queue(queue: str, *args: Any, **options: Any) -> None:
             if self.runtime.enforces and self.runtime.policies.is_enabled("", queue):
@@ -210,8 +207,8 @@ class Ingress(bootsteps.StartStopStep):
                     self._arrivals.leave_alone(held)
                     self._arrivals.observe(message)
                     return handle(message)
-                if self.runtime.is_ending:  # no more tasks begin: the message is given back with the others that have not run
-                    return None
+                if self.runtime.is_ending:
+                    return None  # no more tasks begin: the message is given back with the others that have not run
                 try:
                     if self._arrivals.has_left(message, held) or (self._strategies and not self._may_begin(message, held)):
                         return None
@@ -219,7 +216,7 @@ class Ingress(bootsteps.StartStopStep):
                 except Exception as exc:
                     if self.runtime.transport.is_driver_error(exc):  # not kombu's connection errors: they include KeyError
                         raise
-                    if state.should_terminate:  # a signal's handler raised it, in the middle of this
+                    if state.should_terminate:  # a signal's handler raised it meanwhile
                         log.exception("message.interrupted", tag=held.tag, queue=held.queue)
                         return None
                     log.exception("message.invalid", tag=held.tag, queue=held.queue)
@@ -233,7 +230,7 @@ class Ingress(bootsteps.StartStopStep):
         return create_task_handler
 
     def _may_begin(self, message: Any, held: Held) -> bool:
-        """Whether a task's own `Strategy` may be given its message; first the start is recorded, if it must be."""
+        """Whether a task's own `Strategy` may get its message; record the start first, if that is needed."""
         name = message.headers.get("task")
         if name not in self._strategies:
             return True
@@ -248,14 +245,14 @@ class Ingress(bootsteps.StartStopStep):
         return True
 
     def _starting(self, handle: Callable[[Any], Any], timer: Any) -> Callable[[Any], Any]:
-        """Prepare a request when it is handed to the pool (`dispatch`), not before its ETA."""
+        """Prepare a request when it goes to the pool (`dispatch`), not before its ETA."""
 
         def on_task_request(request: Any) -> Any:
             if not isinstance(request, Egress):
                 return handle(request)
             delivery = request.delivery
             if isinstance(delivery, HeldDelivery):
-                early = delivery.due - time.monotonic()  # gevent's timers count from the time at which its loop last read the clock
+                early = delivery.due - time.monotonic()  # gevent's timers count from when its loop last read the clock
                 if early > 0:
                     return timer.call_after(early, on_task_request, (request,))
                 if self.runtime.telemetry is not None:
@@ -279,16 +276,18 @@ class Ingress(bootsteps.StartStopStep):
         return limit
 
     def _occupied(self) -> int:
-        """How many messages occupy a place: all that are held, except those that leave or wait for an ETA."""
+        """How many held messages occupy a place: those that neither leave nor wait for an ETA."""
         leaving = self.runtime.outbox.tags() if len(self.runtime.outbox) else set()
         requests = [held.request for tag, held in list(self.runtime.owner.held.items()) if tag not in leaving]
-        apart = [state.reserved_requests, getattr(state, "scheduled_requests", ())]  # Celery 5.6 does not list what is scheduled
-        return len(state.reserved_requests) + sum(1 for each in requests if each is None or not any(each in kind for kind in apart))
+        others = [state.reserved_requests, getattr(state, "scheduled_requests", ())]  # Celery 5.6 does not list scheduled ones
+        return len(state.reserved_requests) + sum(
+            1 for each in requests if each is None or not any(each in kind for kind in others)
+        )
 
     # deaths
 
     def _dying(self, original: Callable[..., Any], reason: Reason, *, at: int) -> Callable[..., Any]:
-        """Celery's own handler still logs, stores and signals; then the message goes to its dead-letter queue: it is not lost."""
+        """Call Celery's own handler, which logs, stores and signals; then move the message to its dead-letter queue."""
 
         def dying(*args: Any) -> Any:
             message = args[at]
@@ -316,7 +315,7 @@ class Ingress(bootsteps.StartStopStep):
 
 
 def _refuse(lines: list[str]) -> None:
-    """End the worker if there are contradictions, with a line for each."""
+    """End the worker, with a line for each contradiction, if there are any."""
     if lines:
         sys.stderr.writelines(f"redelivery: error: {harmless(line)}\n" for line in lines)
         raise SystemExit(1)
@@ -331,7 +330,7 @@ def _attach(session: Session, consumer: Consumer) -> None:
 
 @contextmanager
 def _refusing() -> Iterator[None]:
-    """End the worker with one line, not with a traceback, if its configuration is refused."""
+    """End the worker with one line, without a traceback, if its configuration is refused."""
     try:
         yield
     except RedeliveryError as exc:
@@ -339,13 +338,13 @@ def _refusing() -> Iterator[None]:
         raise SystemExit(1) from None
 
 
-def _pausing(tell: Callable[[Exception], object]) -> Callable[[Exception], None]:
-    """`tell`, and a pause if the broker refuses each new connection: Celery would connect again at once, and log an error."""
+def _pausing(report: Callable[[Exception], object]) -> Callable[[Exception], None]:
+    """Call `report`, and pause if the broker refuses each new connection: Celery would connect again at once."""
     last = -PAUSE
 
     def on_connection_error_after_connected(exc: Exception) -> None:
         nonlocal last
-        tell(exc)
+        report(exc)
         if time.monotonic() - last < PAUSE:
             time.sleep(PAUSE)
         last = time.monotonic()

@@ -1,10 +1,9 @@
 """Celery's own log lines about single tasks: `redact` hides parts of them, and control characters in them are made harmless.
 
-Celery logs what a task, a receiver of a signal or a chord raised, with its traceback and its arguments, and the whole body of a
-message that it cannot use. Two filters are put on all its loggers, in the worker and so in the children that it forks. One works
-only with `redact`: it removes arguments, texts of exceptions and tracebacks. The other always works: no id, name or text can move a
-terminal's cursor or begin a new line. Limits: a task's return value stays in Celery's line; the application's own lines do not
-change.
+Celery logs what a task, a receiver of a signal or a chord raised, with traceback and arguments, and the whole body of a message
+that it cannot use. Two filters are put on all its loggers, in the worker and so in its forked children. One works only with
+`redact`: it removes arguments, texts of exceptions and tracebacks. The other always works: no id, name or text can move a
+terminal's cursor or begin a new line. Limits: a task's return value stays in Celery's line; the application's lines do not change.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from celery.worker.consumer import consumer
 
 from ..logs import HIDDEN, Tracebacks, redacting, tame
 
-#: Every logger of Celery's, and those of its libraries that log what a callback raised. `celery.task` is the application's own.
+#: Celery's loggers, and those of its libraries that log what a callback raised. `celery.task` is the application's own.
 LOGGERS = (
     "celery",
     *(f"celery.app.{name}" for name in ("amqp", "base", "builtins", "control", "trace")),
@@ -31,13 +30,13 @@ LOGGERS = (
     *(f"celery.worker.consumer.{name}" for name in ("mingle", "tasks")),
     *("kombu.asynchronous.hub", "kombu.asynchronous.timer", "multiprocessing", "py.warnings"),
 )
-#: The named fields of such a line that are hidden.
+#: Named fields of a line that are hidden.
 NAMED = ("exc", "traceback", "args", "kwargs")
-#: The logger whose lines have arguments as text, after the name of the called function.
+#: The logger whose lines have the name of a function, and then its arguments as text.
 POOL = "celery.pool"
 #: The logger that says why a worker ends.
 WORKER = "celery.worker"
-#: The logger of all Python warnings, and the text of Celery's warning on it that has an exception's text.
+#: The logger of Python's warnings, and the text of Celery's warning there that contains an exception's text.
 WARNINGS, OUTSIDE = "py.warnings", "Exception raised outside body"
 #: Lines that hold a whole message.
 WHOLE = ("UNKNOWN_FORMAT", "UNKNOWN_TASK_ERROR", "INVALID_TASK_ERROR", "MESSAGE_DECODE_ERROR")
@@ -51,21 +50,22 @@ class _Hiding(logging.Filter):
         self._whole = {getattr(consumer, name, None) for name in WHOLE}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Remove what must be hidden from a record."""
+        """Hide parts of a record."""
         if redacting and (record.name != WARNINGS or OUTSIDE in str(record.args)):
             record.exc_info = record.exc_text = None
             record.msg = _hidden(record.msg)
-            given = record.args
-            if isinstance(given, dict):
-                record.args = _hidden(given)
-            elif isinstance(given, tuple):
-                shown = self._shown(record, len(given))
-                record.args = (*map(_hidden, given[:shown]), *(HIDDEN,) * (len(given) - shown))
-            record.__dict__.update({"data": _hidden(record.__dict__["data"])} if "data" in record.__dict__ else {})
+            args = record.args
+            if isinstance(args, dict):
+                record.args = _hidden(args)
+            elif isinstance(args, tuple):
+                shown = self._shown(record, len(args))
+                record.args = (*map(_hidden, args[:shown]), *(HIDDEN,) * (len(args) - shown))
+            if "data" in record.__dict__:
+                record.__dict__["data"] = _hidden(record.__dict__["data"])
         return True
 
     def _shown(self, record: logging.LogRecord, parts: int) -> int:
-        """How many of a line's first arguments may be shown, because they are no text of a task's."""
+        """How many of a line's first arguments may be shown."""
         if record.name == WARNINGS or record.msg in self._whole:
             return 0
         return 1 if record.name == POOL else parts
@@ -76,11 +76,11 @@ class Harmless(Tracebacks):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Change only what is not harmless."""
-        given = record.args
-        if isinstance(given, dict):
-            record.args = {name: _harmless(value, keeps_lines=name == "traceback") for name, value in given.items()}
-        elif given:
-            record.args = tuple(map(_harmless, given))
+        args = record.args
+        if isinstance(args, dict):
+            record.args = {name: _harmless(value, keeps_lines=name == "traceback") for name, value in args.items()}
+        elif args:
+            record.args = tuple(map(_harmless, args))
         else:
             record.msg = _harmless(record.msg, keeps_lines=True)
         return super().filter(record)
@@ -88,7 +88,7 @@ class Harmless(Tracebacks):
 
 @dataclass(frozen=True)
 class _Refused(logging.Filter):
-    """The line of a worker that ends because the broker refuses what it asks: in the broker's words, without a traceback."""
+    """Shortens the line of a worker that ends because the broker refuses a command: the broker's words, without a traceback."""
 
     refusals: tuple[type[BaseException], ...]
 
@@ -104,23 +104,23 @@ _FILTERS = (_Hiding(), Harmless())
 
 
 def guard_celery_lines(refusals: tuple[type[BaseException], ...]) -> None:
-    """From here on Celery's lines of this process obey `redact`, and are harmless; a second call changes nothing.
+    """Make Celery's lines of this process obey `redact`, and harmless; a second call changes nothing.
 
     `refusals` are the exceptions by which the broker refuses a command of this worker.
     """
-    logging.getLogger(WORKER).addFilter(_Refused(refusals))  # before the others, which make a text of each exception
+    logging.getLogger(WORKER).addFilter(_Refused(refusals))  # first: the others turn each exception into text
     for name in LOGGERS:
         for each in _FILTERS:
             logging.getLogger(name).addFilter(each)
 
 
 def _harmless(value: Any, *, keeps_lines: bool = False) -> Any:
-    """The value with its text made harmless, if it is a text or an exception; any other value stays as it is."""
+    """A text, or an exception's text, made harmless; any other value as it is."""
     if not isinstance(value, (str, BaseException)):
         return value
     try:
         text = str(value)
-    except Exception:  # noqa: BLE001 - an exception without a text is written as Celery writes it
+    except Exception:  # noqa: BLE001 - Celery writes an exception without a text in its own way
         return value
     shown = tame(text, keeps_lines=keeps_lines)
     return value if shown == text else shown

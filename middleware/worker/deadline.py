@@ -1,7 +1,7 @@
-"""When a message is no longer worth running, and when it is due, by the broker's clock.
+"""When a message expires, and when it is due, by the broker's clock.
 
 Celery asks twice whether a message has expired: when it arrives, and just before the task runs. The answer uses the broker's clock,
-as far as this worker knows it, and never the clock of the worker's machine, which may be an hour wrong.
+as this worker estimates it, because the clock of the worker's machine may be an hour wrong.
 """
 
 from __future__ import annotations
@@ -30,12 +30,11 @@ class Deadline:
     def of(cls, message: Any, held: Held, envelope: Envelope, policy: RedeliveryPolicy, expires: datetime | None) -> Self:
         """The deadline of a held message; `expires` is Celery's header."""
         expires_ms = None if expires is None else round(expires.timestamp() * 1000)
-        said = message.headers, message.properties, envelope, policy
-        return cls(expiry_ms(*said, seen_ms=held.seen_ms, expires_ms=expires_ms))
+        return cls(expiry_ms(message.headers, message.properties, envelope, policy, seen_ms=held.seen_ms, expires_ms=expires_ms))
 
     @property
     def time(self) -> datetime | None:
-        """The deadline in Celery's form."""
+        """The deadline as Celery stores it."""
         return None if self.at_ms is None else datetime.fromtimestamp(self.at_ms / 1000, UTC)
 
     def is_over(self, now_ms: int) -> bool:
@@ -43,7 +42,7 @@ class Deadline:
         return self.at_ms is not None and now_ms >= self.at_ms
 
     def bounded(self, delay_ms: int, now_ms: int) -> int:
-        """The delay, cut to end when the message expires: the message must die then."""
+        """The delay, cut to end when the message expires, so that it dies then."""
         return delay_ms if self.at_ms is None else min(delay_ms, max(self.at_ms - now_ms, 0))
 
 
@@ -51,7 +50,7 @@ NEVER = Deadline(None)
 
 
 def by_this_clock(eta: datetime, now_ms: int) -> tuple[datetime, float]:
-    """The time `eta` of the broker's clock, by this machine's clock and its monotonic clock: Celery waits by this machine's."""
+    """The broker's time `eta` by this machine's clock, which Celery uses, and by the monotonic clock."""
     try:
         seconds = eta.timestamp() - now_ms / 1000
         return datetime.fromtimestamp(time.time() + seconds, UTC), time.monotonic() + seconds

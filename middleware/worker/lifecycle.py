@@ -1,4 +1,4 @@
-"""A worker's life as the broker sees it: what it claims when it connects, and what it gives back when it stops."""
+"""What a worker claims from the broker when it connects, and gives back when it stops."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 #: Seconds that a stopping worker waits for transitions that the broker has not answered.
 DRAIN = 10.0
-#: Two threads may find out at the same time that the connection is back.
+#: Two threads may notice a new connection at the same time.
 _BEGINNING = threading.RLock()
 
 
 def begin(runtime: Runtime, worker: str) -> None:
-    """A worker's consumer has connected: claim an owner; after a lost connection, keep what runs and give back the rest."""
+    """Claim an owner when a worker's consumer has connected; after a lost connection, keep what runs and give back the rest."""
     with _BEGINNING:
         runtime.worker = worker
         if not runtime.enforces:
-            _reach(runtime)
+            _connect(runtime)
             return
         if not runtime.holds_messages:
             try:
@@ -46,31 +46,29 @@ def begin(runtime: Runtime, worker: str) -> None:
 
 
 def give_back_last(runtime: Runtime) -> None:
-    """The consumer has connected again: give back what the broker does not deliver again, because its queue was deleted.
+    """Give back, after a new connection, what the broker does not deliver again because its queue was deleted.
 
     Celery has dropped what had not begun. A pool without processes still runs what it was given.
     """
-    held = runtime.owner.held.items()
-    _give_back(
-        runtime,
-        {tag for tag, each in list(held) if each.request is None or (runtime.shares_process and each.request.was_handed_over())},
-    )
+    held = list(runtime.owner.held.items())
+    shares = runtime.shares_process
+    _give_back(runtime, {tag for tag, each in held if each.request is None or (shares and each.request.was_handed_over())})
 
 
 def _give_back(runtime: Runtime, keep: set[str]) -> tuple[int, set[str], list[Held]]:
-    """Keep these messages and what runs, and give back the rest; return how many were given back, what was kept, and suspects."""
+    """Give back all but what runs and what to `keep`; return how many went back, what was kept, and the suspects."""
     owner = runtime.owner
     leaving = runtime.outbox.tags()  # their tasks have ended, and they leave as soon as the broker answers
-    running, suspects = _standing(owner)
+    running, suspects = _running_and_suspects(owner)
     keep |= running
-    keep |= {held.tag for held in suspects if held.request.is_with_strategy}  # the strategy still has them, and will run them
+    keep |= {held.tag for held in suspects if held.request.is_with_strategy}  # their own strategy will run them
     suspects = [held for held in suspects if held.tag not in leaving | keep]
     _recover(runtime, suspects)
     return owner.release(keep | leaving | runtime.outbox.tags()), keep, suspects
 
 
 def end(runtime: Runtime) -> None:
-    """The worker stops: wait for what the broker has not answered, then give back what has not run."""
+    """Wait for the broker's answers when the worker stops, then give back what has not run."""
     if not runtime.holds_messages:
         runtime.outbox.drain(DRAIN)
         return
@@ -82,8 +80,8 @@ def end(runtime: Runtime) -> None:
     if not runtime.outbox.drain(DRAIN):
         log.error("outbox.abandoned", waiting=len(runtime.outbox), why="the broker does not answer; the lease will end")
         return
-    running, suspects = _standing(owner)
-    # Messages that a cold shutdown has broken off: they have begun, or may have.
+    running, suspects = _running_and_suspects(owner)
+    # A cold shutdown has broken these off after they had begun, or perhaps had.
     _recover(runtime, [each for each in suspects if state.should_terminate or each.request.time_start is not None])
     given_back = owner.release(keep=running | runtime.outbox.tags())
     if owner.held:
@@ -96,9 +94,9 @@ def end(runtime: Runtime) -> None:
 
 
 def _end_without_lease(runtime: Runtime, owner: Deliveries) -> None:
-    """Give back what has not begun. When the connection closes, the broker delivers the others again, marked as redelivered."""
+    """Give back what has not begun. When the connection closes, the broker delivers the rest again."""
     transport = runtime.transport
-    running, suspects = _standing(owner)
+    running, suspects = _running_and_suspects(owner)
     given_back = owner.release(keep=running | {held.tag for held in suspects} | runtime.outbox.tags())
     is_done, session = runtime.outbox.drain(DRAIN), transport.session
     left = 0 if session is None else session.drain(DRAIN)
@@ -111,14 +109,14 @@ def _end_without_lease(runtime: Runtime, owner: Deliveries) -> None:
 
 
 def _recover(runtime: Runtime, suspects: list[Held]) -> None:
-    """Give these back one by one, like a dead worker's messages: it is not known whether they have begun."""
+    """Give these back one by one, like a dead worker's messages: it is unknown whether they have begun."""
     owner = runtime.owner
     for held in suspects:
         recover(runtime, held, started=None, worker=runtime.worker, now_ms=owner.now_ms())
         owner.held.pop(held.tag, None)
 
 
-def _reach(runtime: Runtime) -> None:
+def _connect(runtime: Runtime) -> None:
     """Connect the client that records, in `mode="observe"`."""
     try:
         runtime.transport  # noqa: B018 - the first access makes it
@@ -126,10 +124,10 @@ def _reach(runtime: Runtime) -> None:
         raise ConnectionError(str(exc)) from exc
 
 
-def _standing(owner: Deliveries) -> tuple[set[str], list[Held]]:
-    """The tags of messages that run here, and the messages that may run: handed to the pool, not known to have begun.
+def _running_and_suspects(owner: Deliveries) -> tuple[set[str], list[Held]]:
+    """The tags of messages that run here, and the suspects: handed to the pool, not known to have begun.
 
-    The newest comes first: each message goes back to the head of its queue, so that the oldest is at the head and is taken first.
+    The newest comes first: each message goes back to the head of its queue, so that the oldest is taken first.
     """
     requests = [(held, held.request) for held in reversed(list(owner.held.values())) if held.request is not None]
     running = {held.tag for held, request in requests if request.is_running()}

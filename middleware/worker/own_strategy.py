@@ -1,9 +1,9 @@
 """Tasks with a `Strategy` of their own, which runs their messages and acknowledges them.
 
 Celery's own strategy hands a message to the pool, and the pool reports to the request how the task ended. Another strategy may
-gather messages and run them together (celery-batches), and only acknowledges each message. So no success is recorded for such a
-message, and no failure of its task is seen: its end is `unobserved`. A crash of its worker is seen, and counts from the moment at
-which the strategy is given the message, because the strategy does not report when the task begins.
+collect messages and run them together (celery-batches), and only acknowledges each message. So neither a success nor a failure of
+its task is seen: its end is `unobserved`. A crash of its worker is seen. It counts once the strategy has the message, because the
+strategy does not report when the task begins.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from celery.worker.strategy import default
 if TYPE_CHECKING:
     from celery import Celery, Task
 
-#: What an operator of such tasks must know, for the log and for `adopt`.
+#: For the log and for `adopt`.
 WHY = "acknowledges its messages itself: a failure makes no redelivery and no dead letter; only a crash counts"
 
 
 def strategy_of(task: Task) -> str | None:
-    """The name of this task's own `Strategy`, or of the class that has it; None if the task has Celery's."""
+    """The name of a task's own `Strategy`, or of its class; None if the task has Celery's."""
     own = task.Strategy
     if symbol_by_name(own) is default:
         return None

@@ -1,7 +1,7 @@
-"""Celery's request for a task, as a thin adapter: it has one delivery, to which it passes Celery's calls.
+"""Celery's request for a task, as a thin adapter that passes Celery's calls to one delivery.
 
-A message that this worker holds has a `HeldDelivery` (`LetterDelivery` if it is a dead letter). Celery alone ends all others, and
-what Celery did with them is recorded (`ObservedDelivery`).
+A message that this worker holds has a `HeldDelivery` (`LetterDelivery` if it is a dead letter). Celery alone ends all others, which
+is recorded (`ObservedDelivery`).
 
 Limits: Celery's generated request class overrides `execute_using_pool` and `on_success`, so these methods are never called here. A
 success is recorded in `acknowledge`, or by a wrapper of `on_success`.
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ..ports import TaskResult
     from ..runtime import Runtime
 
-#: Headers that Celery does not count as a task's own (`celery.app.task.Context`), and redelivery's.
+#: Headers that are not the task's own: Celery's (`celery.app.task.Context`), and redelivery's.
 CELERYS = {*vars(Context), "lang", "task", "argsrepr", "kwargsrepr", "compression"}
 NO_CUSTOM_HEADERS = CELERYS | {HEADER, ANNOUNCED, PUBLISHED, EXPIRATION, DELIVERED, COPIES, RELEASED, "redelivered"}
 PLAIN = PlainDelivery()
@@ -43,12 +43,12 @@ class Egress(Request):
     """Celery's request, and its delivery."""
 
     delivery: PlainDelivery | ObservedDelivery | HeldDelivery = PLAIN
-    #: Whether Celery's own strategy handed it to the pool, so that its end is reported here.
+    #: Whether Celery's own strategy handed it to the pool, which then reports its end here.
     is_told = False
-    #: When the pool's child took the task (monotonic), and for how many seconds it then ran; None if that is not known.
+    #: When the pool's child took the task (monotonic), and how many seconds it then ran; None if unknown.
     accepted: float | None = None
     ran: float | None = None
-    #: The task's result, if the child has left it to the worker to store.
+    #: The task's result, if the worker must store it.
     result: TaskResult | None = None
     _future: Future[Any] | None = None
     _apply_result: Any
@@ -68,7 +68,7 @@ class Egress(Request):
             from .deliveries.letter_handler import LetterDelivery as kind  # noqa: PLC0415, N813 - few apps have a handler
         self.delivery = delivery = kind(self, message, runtime, held, envelope)
         self._request_dict[DELIVERY] = tuple(delivery.facts)
-        # The task's own headers, without redelivery's: those must not be copied to messages that the task publishes.
+        # Without redelivery's headers, which must not be copied to messages that the task publishes.
         shown = {key: value for key, value in message.headers.items() if key not in NO_CUSTOM_HEADERS}
         count_from_due(shown, message.headers, envelope, runtime.now_ms)
         self._request_dict["headers"] = shown
@@ -76,16 +76,16 @@ class Egress(Request):
             self._watch_success()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Keep a report's run time and result, although Celery's generated class has an `on_success` of its own."""
+        """Keep a report's run time and result in the `on_success` that Celery's generated class has."""
         super().__init_subclass__(**kwargs)
-        told = vars(cls).get("on_success")
-        if told is None:
+        generated = vars(cls).get("on_success")
+        if generated is None:
             return
 
-        @functools.wraps(told)
+        @functools.wraps(generated)
         def on_success(self: Egress, failed__retval__runtime: tuple[Any, ...], **kwargs: Any) -> Any:
             self._keep_report(failed__retval__runtime)
-            return told(self, failed__retval__runtime, **kwargs)
+            return generated(self, failed__retval__runtime, **kwargs)
 
         cls.on_success = on_success  # type: ignore[method-assign]
 
@@ -95,7 +95,7 @@ class Egress(Request):
             self.result = returned.result
 
     def _watch_success(self) -> None:
-        """Report a success to the delivery: Celery itself only acknowledges."""
+        """Report a success to the delivery, which Celery does not do."""
         on_success = self.on_success
 
         def watched(result: tuple[bool, Any, float], **kwargs: Any) -> None:
@@ -108,7 +108,7 @@ class Egress(Request):
 
     @property
     def _context(self) -> Context:
-        """As Celery's; if the body cannot be read, from the headers alone, so that the end can be reported."""
+        """As Celery's; if the body cannot be read, made from the headers, so that the end can be reported."""
         try:
             context: Context = super()._context
         except Exception:  # noqa: BLE001 - any client may have written the body
@@ -117,7 +117,7 @@ class Egress(Request):
 
     @property
     def has_events(self) -> bool:
-        """Whether this task's events are sent: Celery's dispatcher may be on for the worker's heartbeat alone."""
+        """Whether this task's events are sent. Celery's dispatcher may be on only for the heartbeat."""
         eventer = self._eventer
         if eventer is None or not eventer.enabled or not self._task.send_events:
             return False
@@ -125,54 +125,54 @@ class Egress(Request):
 
     @property
     def was_ended(self) -> bool:
-        """Whether the worker itself has ended the task: it was cancelled or revoked."""
+        """Whether the worker itself has cancelled or revoked the task."""
         return bool(self._already_cancelled or self._already_revoked)
 
     # where its task is
 
     def is_running(self) -> bool:
-        """Whether the task runs here, or can no longer be kept from running."""
+        """Whether the task runs here, or can no longer be stopped from running."""
         if self in state.active_requests:
             return True
         return self._future is not None and not self._future.cancel()
 
     def was_handed_over(self) -> bool:
-        """Whether the pool has been given the task, so that the task may have begun."""
+        """Whether the pool got the task, which may then have begun."""
         if self.is_with_strategy:
             return True
         return (self._apply_result is not None or self.time_start is not None) and self._future is None
 
     @property
     def is_with_strategy(self) -> bool:
-        """Whether the task's own `Strategy` has it, and may run it at any time."""
+        """Whether the task's own `Strategy` has the task, and may run it at any time."""
         return not self.is_told and strategy_of(self._task) is not None
 
     def is_one_of(self, jobs: set[Any]) -> bool:
-        """Whether its task is one of these jobs of the pool's; Celery keeps a weak reference to it."""
+        """Whether its job in the pool is one of these; Celery keeps a weak reference to it."""
         return self._apply_result is not None and self._apply_result() in jobs
 
     def take_back(self) -> None:
-        """The pool had a slot for the task, and did not begin it: its message goes back as it came."""
+        """Note that the pool did not begin the task: its message goes back uncounted."""
         self._apply_result = None
 
     def keep_future(self, result: Any) -> None:
-        """Keep the future that a pool of threads returns: it can cancel a task that has not begun. Celery's reference is weak."""
+        """Keep the future of a pool of threads, which can cancel a task that has not begun. Celery's reference is weak."""
         self._future = getattr(result, "f", None)
 
-    # what Celery tells and asks
+    # Celery's calls
 
     def on_success(self, failed__retval__runtime: tuple[Any, ...], **kwargs: Any) -> Any:
-        """As Celery's, for a `Strategy` of the task's own that does not use the generated class."""
+        """As Celery's; a task's own `Strategy` may not use the generated class."""
         self._keep_report(failed__retval__runtime)
         return super().on_success(failed__retval__runtime, **kwargs)
 
     def on_accepted(self, pid: int, time_accepted: float) -> None:
-        """As Celery's; remembers when that was."""
+        """As Celery's; keeps the time."""
         self.accepted = time_accepted
         super().on_accepted(pid, time_accepted)
 
     def acknowledge(self) -> None:
-        """Let `delivery` do it; so do all methods below."""
+        """Pass the call to `delivery`, like all methods below."""
         self.delivery.acknowledge(self)
 
     def reject(self, requeue: bool = False) -> None:  # noqa: D102
@@ -206,5 +206,5 @@ def request_class(base: type[Request]) -> type[Request]:
         return base
     if base is Request:
         return Egress
-    # The application's own class comes first: its methods wrap the methods here, as they wrap Celery's.
+    # The application's own class comes first, so that its methods wrap these as they wrap Celery's.
     return type(f"Egress{base.__name__}", (base, Egress), {"__module__": __name__})

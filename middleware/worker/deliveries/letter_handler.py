@@ -4,13 +4,13 @@
     def decide(letter: Letter) -> LetterDecision:
         return letter.redrive() if letter.reason == "worker_lost" else letter.park()
 
-1. If a dead letter arrives on a queue that has a handler, Celery is given a call of the handler in its place (`call_for`). The
-   letter itself stays held, unchanged, under its tag.
+1. If a dead letter arrives on a queue that has a handler, Celery gets a call of the handler in its place (`call_for`). The letter
+   itself stays held, unchanged, under its tag.
 2. The pool's child runs the handler as a task. It sends the decision to the worker's main process as `Handled`, an exception that
    Celery neither stores nor reports.
-3. `LetterDelivery` carries the decision out as one transition: *taken out of the queue + moved + recorded*.
-4. If a handler fails, or returns something else, the letter is delivered to it again by the policy of the dead-letter queue and of
-   the handler's own name. When the attempts are exhausted, the letter is parked in the dead-letter queue's own dead-letter queue.
+3. `LetterDelivery` carries the decision out as one transition: the letter leaves the queue, moves and is recorded.
+4. If a handler fails, or returns something else, the letter is delivered to it again by the policy of the dead-letter queue and the
+   handler's name. When the attempts are exhausted, the letter is parked in the dead-letter queue's own dead-letter queue.
 
 Without a handler, a worker that consumes a dead-letter queue runs the tasks in it, each in a new generation (`admission`).
 Limits: if a worker dies after the decision and before the transition, the handler is called again.
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from ...runtime import Runtime
 
 PREFIX = "redelivery.dead_letters."
-#: By name: this package does not import that one.
+#: Imported by name, because `middleware` must not import `workers`.
 ARCHIVE = "redelivery.workers.operations.letters.archive:archive_raw"
 
 
@@ -90,14 +90,14 @@ def dead_letter_handler(runtime: Runtime, queues: Sequence[str], options: Mappin
 
 
 def _held_in(runtime: Runtime) -> str | None:
-    """The dead-letter queue whose letter is handled here; None if no worker delivers it (the handler is called directly)."""
+    """The dead-letter queue whose letter is handled here; None if the handler is called directly."""
     task = runtime.app.current_worker_task
     attempt = None if task is None else Attempt.of(task, task.request)
     return None if attempt is None else attempt.facts.queue
 
 
 def _decision_of(app: Celery, handler: Callable[[Letter], LetterDecision], letter: Letter, held_in: str | None) -> LetterDecision:
-    """Call the handler. If it archives, write the archive before the letter is removed. Raises what the handler raises."""
+    """Call the handler; if it archives, write the archive before the letter is removed. Raises what the handler raises."""
     decision: Any = handler(letter)
     if not isinstance(decision, LetterDecision):
         msg = f"the dead-letter handler returned {decision!r}: return letter.redrive(), .archive(), .discard() or .park()"
@@ -120,14 +120,14 @@ def handlers_of(runtime: Runtime) -> dict[str, str]:
 
 
 def call_for(message: Any, raw: bytes, name: str, app: Celery) -> None:
-    """Turn the message of a dead letter into a call of its handler, for Celery. The worker still holds the letter's own bytes."""
+    """Turn the message of a dead letter into a call of its handler. The worker still holds the letter's own bytes."""
     letter = message.headers
     accepted = app.conf.accept_content or ["json"]
     serializer = "json" if {"json", "application/json"} & set(accepted) else app.conf.task_serializer
     body: Any = ([base64.b64encode(raw).decode()], {}, {"callbacks": None, "errbacks": None, "chain": None, "chord": None})
     message.content_type, message.content_encoding, message.body = dumps(body, serializer=serializer)
-    said = letter.get("id")
-    task_id = said if isinstance(said, str) else raw_id(raw)
+    own_id = letter.get("id")
+    task_id = own_id if isinstance(own_id, str) else raw_id(raw)
     message.headers = {
         "lang": "py",
         "task": name,
@@ -145,16 +145,16 @@ def call_for(message: Any, raw: bytes, name: str, app: Celery) -> None:
         HEADER: letter.get(HEADER),
     }
     message.properties = {**message.properties, "correlation_id": None, "reply_to": None}
-    message._decoded_cache = None  # noqa: SLF001 - kombu's own: the old body, decoded, must not be used for the new one
+    message._decoded_cache = None  # noqa: SLF001 - kombu's: forget the decoded old body
 
 
 class LetterDelivery(HeldDelivery):
-    """The delivery of a dead letter to its handler: it leaves by the handler's decision, and only the decision is recorded."""
+    """The delivery of a dead letter to its handler, whose decision moves it and is recorded."""
 
     __slots__ = ()
 
     def on_failure(self, request: Any, exc_info: Any, send_failed_event: bool, return_ok: bool) -> None:
-        """The handler has decided, or failed."""
+        """Carry the handler's decision out; a real failure is handled as a task's."""
         exc = unwrapped(exc_info.exception)
         if not isinstance(exc, Handled):
             super().on_failure(request, exc_info, send_failed_event, return_ok)
@@ -181,22 +181,22 @@ class LetterDelivery(HeldDelivery):
 
     def _send_back(self, request: Any, decision: LetterDecision) -> None:
         held, homes = self.held, Homes(self.runtime.transport, self.held.queue)
-        wanted: dict[str, Any] = {"to": decision.queue, "args": decision.args, "kwargs": decision.kwargs, "task": decision.task}
+        changes: dict[str, Any] = {"to": decision.queue, "args": decision.args, "kwargs": decision.kwargs, "task": decision.task}
         facts = {"worker": request.hostname, "attempt": self.envelope.attempt}
-        back = redrive(opened(held.raw), held.raw, held.queue, self.envelope, homes, **wanted, **facts)
+        back = redrive(opened(held.raw), held.raw, held.queue, self.envelope, homes, **changes, **facts)
         name = homes.transport.keys.list_name(back.home.queue, back.priority)
         self.settlement.defer(request, name, back.raw, back.event.task_id, back.event, delay_ms=0)
 
     def _times(self, request: Any) -> dict[str, Any]:  # noqa: ARG002 - as a task's
-        """No times: a handler's run is no attempt of the letter's task."""
+        """Nothing: a handler's run is not an attempt of the letter's task."""
         return {}
 
     def settle(self, request: Any, ending: Ending) -> None:
-        """A letter does not end because its handler has ended: without a decision it is parked."""
+        """Park the letter if its handler ended without a decision."""
         super().settle(request, ending if isinstance(ending, Dying) else _parked(Reason.REJECTED, f"its handler was {ending}"))
 
     def redeliver(self, request: Any, delay_ms: int, failed: Failed, **how: Any) -> None:
-        """The letter is delivered to the handler again."""
+        """Deliver the letter to the handler again."""
         attempt, task_id = self.facts.attempt, self._task_id(request)
         log.warning("letter.handler_failed", task_id=task_id, handler=request.name, attempt=attempt, error=failed.type)
         super().redeliver(request, delay_ms, failed, **how)
@@ -207,7 +207,7 @@ class LetterDelivery(HeldDelivery):
         return headers
 
     def _event(self, request: Any, outcome: Outcome, **facts: Any) -> Event:
-        # Delivery 0: the event comes after all deliveries of the task. An operator or a handler has ended the message.
+        # Delivery 0: an operator or a handler ended the message, after all deliveries of the task.
         return super()._event(request, outcome, **{"attempt": self.envelope.attempt, "delivery": 0, **facts})
 
     def _task_id(self, request: Any) -> str:

@@ -1,19 +1,19 @@
-"""The deliveries of messages that Celery alone ends, and what is recorded of them.
+"""The deliveries of messages that Celery alone ends, and their events.
 
 These are all messages in `mode="observe"`, and those of tasks and queues with `enabled = false`. Celery's retry, acknowledging and
 rejecting are not changed; after each, one event reports what Celery did:
 
 - `succeeded`, `ignored`, `revoked` and `expired` are Celery's own words;
-- `redelivery_scheduled`: Celery put the message back (a lost worker, `Reject(requeue=True)`). What `Task.retry` publishes is
-  recorded by the publication;
-- `unobserved`: a `Strategy` of the task's own acknowledged the message;
-- `discarded`: Celery ended the message in any other way, and the message is then kept nowhere. The reason is `exhausted` (after a
-  failure), `rejected`, `time_limit` or `worker_lost`.
+- `redelivery_scheduled`: Celery put the message back (a lost worker, `Reject(requeue=True)`). The publication records what
+  `Task.retry` publishes;
+- `unobserved`: the task's own `Strategy` acknowledged the message;
+- `discarded`: Celery ended the message in any other way, and it is kept nowhere. The reason is `exhausted` (after a failure),
+  `rejected`, `time_limit` or `worker_lost`.
 
 In `mode="observe"` the log line `decision.observed` also reports what the policy would have decided.
 
-Limits: the age of a message is not known here, nor what a task's `retry=` would decide about a result. If a task dies with its
-whole worker, there is no event; if it was acknowledged early, it is `lost` in the books, which is true.
+Limits: neither the age of a message is known here, nor what a task's `retry=` would decide about a result. If a task dies with its
+whole worker, there is no event; if it was acknowledged early, the books rightly call it `lost`.
 """
 
 from __future__ import annotations
@@ -88,13 +88,13 @@ class ObservedDelivery:
             request._task = AsCelery(request.task)  # noqa: SLF001 - Celery reads it
 
     def acknowledge(self, request: Any) -> None:
-        """As Celery's. If the task's own `Strategy` has run the message, the acknowledgement is the only report about it."""
+        """As Celery's. It is the only report about a message that the task's own `Strategy` has run."""
         Request.acknowledge(request)
         if request.time_start is None and not self._is_revoked and strategy_of(request.task) is not None:
             self._note(request, Outcome.UNOBSERVED)
 
     def succeeded(self, request: Any) -> None:
-        """The task has succeeded."""
+        """Record a success."""
         self._note(request, Outcome.SUCCEEDED)
 
     def reject(self, request: Any, requeue: bool) -> None:
@@ -104,14 +104,14 @@ class ObservedDelivery:
         Request.reject(request, requeue=requeue)
 
     def on_retry(self, request: Any, exc_info: ExceptionInfo) -> None:
-        """As Celery's: Celery has published the next attempt, and the publication is recorded."""
+        """As Celery's, which has published the next attempt: the publication is recorded."""
         Request.on_retry(request, exc_info)
         exc = unwrapped(exc_info.exception)
         cause = exc.exc if isinstance(exc.exc, BaseException) else exc
         self._log_decision(request, cause, requested_delay=_seconds(exc.when), celery="retried")
 
     def on_failure(self, request: Any, exc_info: ExceptionInfo, send_failed_event: bool, return_ok: bool) -> None:
-        """As Celery's; then record what it did."""
+        """As Celery's; then record it."""
         Request.on_failure(request, exc_info, send_failed_event, return_ok)
         exc = unwrapped(exc_info.exception)
         if isinstance(exc, (Retry, Terminated)) or state.should_terminate or request._already_cancelled:  # noqa: SLF001
@@ -123,7 +123,7 @@ class ObservedDelivery:
         self._ended(request, exc, lost)
 
     def on_timeout(self, request: Any, soft: bool, timeout: float) -> None:
-        """As Celery's; a hard one has ended the task."""
+        """As Celery's; record that a hard one has ended the task."""
         Request.on_timeout(request, soft, timeout)
         if not soft and not state.should_terminate:
             self._ended(request, TimeLimitExceeded(timeout), Reason.TIME_LIMIT)
@@ -134,7 +134,7 @@ class ObservedDelivery:
         Request._announce_revoked(request, reason, terminated, signum, expired)  # noqa: SLF001 - Celery's own
         self._note(request, Outcome.EXPIRED if expired else Outcome.REVOKED)
 
-    # what is recorded
+    # records
 
     def _ended(self, request: Any, exc: BaseException, cause: Reason | None) -> None:
         if self._was_recorded:
@@ -142,8 +142,8 @@ class ObservedDelivery:
         self._log_decision(request, exc, cause=cause, celery="requeued" if self._was_requeued else "ended it")
         failed = failed_of(exc)
         outcome = Outcome.REDELIVERY_SCHEDULED if self._was_requeued else Outcome.DISCARDED
-        said = {"exception": failed.type, "fingerprint": failed.fingerprint}
-        self._note(request, outcome, reason=Reason.EXHAUSTED if cause is None else cause, **said)
+        reason = Reason.EXHAUSTED if cause is None else cause
+        self._note(request, outcome, reason=reason, exception=failed.type, fingerprint=failed.fingerprint)
 
     def _note(self, request: Any, outcome: Outcome, **facts: Any) -> None:
         if not self._was_recorded:
@@ -164,8 +164,8 @@ class ObservedDelivery:
         else:
             throws = classes_of(request.task.throws)
             decided = decider.decide(facts, exc, cause, requested_delay=requested_delay, throws=throws)
-        said = {"task_id": request.id, "task": task, "queue": queue, "attempt": attempt, "celery": celery}
-        log.info("decision.observed", **said, **_said(decided))
+        call = {"task_id": request.id, "task": task, "queue": queue, "attempt": attempt, "celery": celery}
+        log.info("decision.observed", **call, **_in_words(decided))
 
 
 def record(runtime: Runtime, headers: Mapping[str, Any], queue: str, outcome: Outcome, attempt: int = 1, **facts: Any) -> None:
@@ -181,7 +181,7 @@ def _attempts(request: Any) -> int:
 
 
 def queue_of(message: Any) -> str:
-    """The queue that a message was taken from; its routing key if the queue is not known."""
+    """The queue that a message came from; its routing key if the queue is not known."""
     held = getattr(message, "held", None)
     if held is not None:
         return str(held.queue)
@@ -189,7 +189,7 @@ def queue_of(message: Any) -> str:
     return str(named if named is not None else (message.delivery_info or {}).get("routing_key", ""))
 
 
-def _said(decided: decision.Decision) -> dict[str, Any]:
+def _in_words(decided: decision.Decision) -> dict[str, Any]:
     if isinstance(decided, decision.Redeliver):
         return {"decision": "redeliver", "delay": round(decided.delay, 3)}
     kind = "dead_letter" if isinstance(decided, decision.DeadLetter) else "discard"
@@ -197,7 +197,7 @@ def _said(decided: decision.Decision) -> dict[str, Any]:
 
 
 def _seconds(when: Any) -> float | None:
-    """What `Task.retry` asked for: seconds, or a time."""
+    """The delay of a `Retry`, whose `when` is seconds or a time."""
     if when is None or isinstance(when, (int, float)):
         return when
     return float(max(when.timestamp() - time.time(), 0.0))

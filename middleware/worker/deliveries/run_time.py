@@ -1,13 +1,11 @@
-"""When an attempt began, how long it ran, and how long its message waited before: for the event that ends the attempt.
+"""When an attempt began, how long it ran, and how long its message waited before, for the event that ends the attempt.
 
-The pool's child reports when it took the task, and how long the task took. Both are part of its report, so nothing more is sent.
-The child reads the monotonic clock, which all processes of a machine share. The worker knows the difference between that clock and
-the broker's (`owner.now_ms`), so the result does not change if the clock of this machine is set. A child that was killed reports no
-run time: then it is known when the attempt began, and not how long it ran.
+The report of the pool's child has the time when it took the task, by the monotonic clock that all processes of a machine share, and
+the run time. The worker knows the difference between that clock and the broker's (`owner.now_ms`), so it does not matter if the
+clock of this machine is set. A child that was killed reports no run time.
 
-A message has waited since it was due: since its ETA, since the end of the delay before this attempt, or since its publication, if
-its producer noted the time. If the message of a first delivery has none of these, its wait is not known here: it began with the
-event `published`.
+A message has waited since it was due: since its ETA, the end of the delay before this attempt, or its publication, if its producer
+noted the time. Without these, the wait of a first delivery is not known here: it began with the event `published`.
 """
 
 from __future__ import annotations
@@ -27,14 +25,14 @@ if TYPE_CHECKING:
     from ...messages.envelope import Envelope
     from ...runtime import Runtime
 
-#: When Sentry's SDK published the message (seconds). Sentry counts the receive latency from this time, by the clock of the child.
+#: When Sentry's SDK published the message (seconds). Sentry's receive latency counts from it, by the child's clock.
 SENTRY_PUBLISHED = "sentry-task-enqueued-time"
 
 
 def count_from_due(shown: dict[str, Any], headers: Mapping[str, Any], envelope: Envelope, now_ms: Callable[[], int]) -> None:
     """Change the headers that a task sees, so that Sentry counts from when the message was due; `now_ms` is the broker's time.
 
-    If the message was delivered before, and does not say since when it waits, the latency is not known: the header is removed.
+    If the message was delivered before and has no due time, the latency is unknown: the header is removed.
     """
     if SENTRY_PUBLISHED not in shown:
         return
@@ -46,22 +44,22 @@ def count_from_due(shown: dict[str, Any], headers: Mapping[str, Any], envelope: 
 
 
 def times_of(runtime: Runtime, request: Any, headers: Mapping[str, Any], envelope: Envelope) -> dict[str, Any]:
-    """The fields about an attempt, for the event that ends it; fields that are not known are left out."""
-    said: dict[str, Any] = {"release": runtime.release}
+    """The known fields about an attempt, for the event that ends it."""
+    known: dict[str, Any] = {"release": runtime.release}
     if request.accepted is None:
-        return said
+        return known
     started_ms = runtime.now_ms() - round((time.monotonic() - request.accepted) * 1000)
     due_ms = _due_ms(headers, envelope)
-    said["started_ms"] = started_ms
+    known["started_ms"] = started_ms
     if due_ms is not None:
-        said["waited_ms"] = max(started_ms - due_ms, 0)
+        known["waited_ms"] = max(started_ms - due_ms, 0)
     if isinstance(request.ran, float):
-        said["run_ms"] = max(round(request.ran * 1000), 0)
-    return said
+        known["run_ms"] = max(round(request.ran * 1000), 0)
+    return known
 
 
 def _due_ms(headers: Mapping[str, Any], envelope: Envelope) -> int | None:
-    """Since when the message waits, by the broker's clock; None if nothing in the message says so."""
+    """Since when the message waits, by the broker's clock; None if its headers do not say."""
     if envelope.attempt and envelope.attempts:
         last = envelope.attempts[-1]
         at_ms = count(last.get("at"))

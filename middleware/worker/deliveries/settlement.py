@@ -1,7 +1,7 @@
-"""The settlement of one held message: it leaves once, by a transition that the outbox carries out together with its event.
+"""The settlement of one held message: it leaves once, by a transition with its event, which the outbox carries out.
 
-If the broker does not answer, the transition waits in the outbox. If the broker refuses it, because the message was given to
-another worker, this is logged and nothing changes.
+If the broker does not answer, the transition waits in the outbox. If the broker refuses it, because another worker has the message,
+this is logged and nothing changes.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from ...ports import Held, Moves, TaskResult
     from ...runtime import Runtime
 
-#: How long a message waits if the pool could not take it and the message is not the reason.
+#: How long a message waits if the pool failed to take it (milliseconds).
 SET_BACK_MS = 1000
 
 
 class Settlement:
-    """How one held message leaves; `is_done` says that its transition has been asked for.
+    """How one held message leaves; `is_done`: its transition has begun.
 
-    It is given Celery's request, and keeps no reference to it: the request refers to its delivery, and only the garbage collector
-    would free two objects that refer to each other.
+    It keeps no reference to Celery's request: the request refers to its delivery, and only the garbage collector would free two
+    objects that refer to each other.
     """
 
     __slots__ = ("held", "is_done", "runtime", "tag")
@@ -39,43 +39,43 @@ class Settlement:
         self.is_done = False
 
     def acknowledge(self, request: Any, event: Event | None, result: TaskResult | None = None) -> None:
-        """The task is over. Without an event, its end is recorded already. `result` is stored in the same step."""
+        """End the message of a task that is over. Without an event, the end is recorded already. `result` is stored as well."""
         tag = self.tag
         self._ask(request, lambda transport: transport.acknowledge(tag, event, result), event)
 
     def defer(
         self, request: Any, name: str, raw: bytes, task_id: str, event: Event | None, *, delay_ms: int, pace: Pace | None = None
     ) -> None:
-        """The message goes to the list or queue of this name, after the delay."""
+        """Move the message to the list or queue of this name, after the delay."""
         tag = self.tag
         how: dict[str, Any] = {"task_id": task_id, "event": event, "delay_ms": delay_ms, "pace": pace}
         self._ask(request, lambda transport: transport.defer(tag, name, raw, **how), event)
 
     def set_back(self, request: Any) -> None:
-        """The pool could not take the message, and the message is not the reason: it comes again a little later, uncounted."""
+        """Deliver the message again a little later, uncounted: the pool failed to take it."""
         state.task_ready(request)
         self.defer(request, self.held.list_name, self.held.raw, str(request.id), None, delay_ms=SET_BACK_MS)
 
     def accept_early(self, request: Any) -> None:
-        """`acks_late=False`: from here on the message never runs again. It is held until its outcome is known and recorded."""
+        """Note (`acks_late=False`) that the message never runs again. It stays held until its outcome is recorded."""
         tag, runtime = self.tag, self.runtime
         request.acknowledged = True
         lease = runtime.owner.lease
         if lease is not None and lease.has_minted(tag):
             runtime.outbox.carry_out(tag, lambda: lease.accept(tag), lambda _: runtime.make_room(tag))
         else:
-            # kombu's own receive: a message that stayed in its `unacked` would come back after the visibility timeout.
+            # With kombu's own receive, a message in `unacked` would come back after the visibility timeout.
             runtime.outbox.carry_out(tag, lambda: runtime.transport.acknowledge(tag, None), self._answered(request))
             self.tag = ""
 
     def give_up(self, request: Any) -> None:
-        """Another worker has the message now."""
+        """Drop a message that another worker has now."""
         state.task_ready(request)
         request.acknowledged = True
         self.runtime.owner.drop(self.held.tag)
 
     def carry_out(self, request: Any, transition: Callable[[], Answer], event: Event | None) -> None:
-        """The message leaves by this transition, which records the event. The call waits for the broker's answer."""
+        """Let the message leave by this transition, which records the event; wait for the broker's answer."""
         request.acknowledged = self.is_done = True
         self.runtime.outbox.carry_out(self.tag, transition, self._answered(request, event))
 
@@ -85,14 +85,14 @@ class Settlement:
 
     def _answered(self, request: Any, event: Event | None = None) -> Callable[[Answer], None]:
         tag, task_id, runtime = self.tag, request.id, self.runtime
-        told = runtime.telling(self.held, event)
+        on_answer = runtime.telling(self.held, event)
 
         def answered(answer: Answer) -> None:
             if answer is Answer.REFUSED:
                 log.warning("transition.refused", task_id=task_id, tag=tag, why=NOT_KEPT)
-            if runtime.holds_messages:  # a thread that outlives its worker's stop ends its message, too
+            if runtime.holds_messages:  # false for a thread that outlives its worker's stop
                 runtime.owner.drop(tag)
-            if told is not None:
-                told(answer)
+            if on_answer is not None:
+                on_answer(answer)
 
         return answered

@@ -1,12 +1,12 @@
-"""Tasks that a child has begun when the consumer closes, but whose reports Celery has not read yet.
+"""Read the children's reports before Celery forgets tasks that a child has begun.
 
 When its consumer closes, to stop or to connect again, Celery forgets each task that no child has reported as begun. But a child
-that got its task a moment ago has begun it, or will: the task then runs, its message is given back and runs again, and a worker
-that stops waits half a minute for the child, because nobody reads the child's result. So the reports of each child that was given a
-task are read first; a task that no child was given has not begun.
+that got its task a moment ago has begun it, or will: the task runs, its message is given back and runs again, and a stopping worker
+waits half a minute for the child, because nothing reads the child's result. So the reports of each child that got a task are read
+first; a task that no child got has not begun.
 
-Limits: pools of processes whose children are given one task at a time (`-O fair`, Celery's default). After `TIMEOUT` Celery forgets
-the tasks that are still not reported.
+Limits: pools of processes whose children get one task at a time (`-O fair`, Celery's default). After `TIMEOUT` Celery forgets the
+tasks that are still not reported.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from ...ports import Deliveries
     from .stop import Stop
 
-#: How long a child may take to report that it has begun, in seconds.
+#: Seconds that a child may take to report that it has begun.
 TIMEOUT = 1.0
 TURN = 0.05
 
 
 def read_reports_first(pool: Any, hub: Any, owner: Deliveries, stop: Stop | None) -> None:
-    """Have this pool read its children's reports before Celery forgets tasks; `owner` holds the messages of these tasks.
+    """Have this pool read its children's reports before Celery forgets tasks; `owner` holds their messages.
 
     If the worker stops, and there is a `stop`, Celery forgets nothing: the `stop` drains the children's result pipes.
     """
@@ -45,7 +45,7 @@ class ReadingReports:
         self._pool, self._owner, self.flush, self._stop = pool, owner, flush, stop
 
     def __call__(self) -> None:
-        """What Celery calls."""
+        """Called by Celery."""
         if self._stop is not None and self._pool.is_closed():
             return
         if self._pool.is_known():
@@ -56,11 +56,11 @@ class ReadingReports:
         self.flush()
 
     def _has_unread(self) -> bool:
-        """Whether a child was given a task and has not reported that it began it."""
+        """Whether a child got a task and has not reported its begin."""
         children = [child for job in self._pool.not_begun() if (child := _child_of(job)) is not None]
         return any(child._is_alive() for child in children)  # noqa: SLF001 - Celery's
 
 
 def _child_of(job: Any) -> Any:
-    """The child that was given the job; None if no child was."""
+    """The child that got the job, if any."""
     return getattr(job, "_write_to", None)

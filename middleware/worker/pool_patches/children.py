@@ -1,18 +1,18 @@
-"""Children of Celery's process pool: the reports of a dead child are read, and an idle child gets its task at once.
+"""Corrections of the children of Celery's process pool.
 
 1. *The result pipe of a dead child is drained before its task is given to another child.* If a second child dies while Celery
    handles a first one's death, Celery does not read the second one's reports: a task that it had begun, or even ended, would begin
    again, and no attempt would be counted.
-2. *A child that has ended, and cannot be waited for yet, is asked for again soon.* A child closes its files a moment before the
-   kernel lets its parent wait for it. Celery tries once, and then no longer watches it: the pool has one child less for five
-   seconds, and if the worker loses its connection meanwhile, the whole worker ends (`ValueError: file descriptor is None`).
-3. *An idle child gets its task at once.* Celery's pool waits until its loop has found that the child's pipe can be written to. The
-   loop does it only if the pipe is full, or the child has just died.
-4. *The loop is asked about pipes only if it has to write to one.* Celery's pool asks about all children at each turn.
-5. *A child that has been given a task is not idle.* If the pool shrinks, Celery ends children without a task, and takes a child for
-   one of those until it has read that the child's task has begun.
+2. *The parent soon waits again for a child that has ended.* A child closes its files a moment before the kernel lets its parent
+   wait for it. Celery tries once, and then no longer watches it: the pool has one child less for five seconds, and if the worker
+   loses its connection meanwhile, the whole worker ends (`ValueError: file descriptor is None`).
+3. *An idle child gets its task at once.* Celery's pool first waits for its loop to find the child's pipe writable. Here the loop
+   writes only if the pipe is full, or the child has just died.
+4. *The loop polls pipes only if it has to write to one.* Celery's pool polls those of all children at each turn.
+5. *A child that got a task is not idle.* If the pool shrinks, Celery ends idle children, and counts a child as idle until it has
+   read that the child's task has begun.
 
-Limits: pools of processes in an event loop, as they are in Celery 5.6 and 5.7; if a part is missing, nothing is changed.
+Limits: pools of processes in an event loop, in Celery 5.6 and 5.7; if a part is missing, nothing is changed.
 """
 
 from __future__ import annotations
@@ -26,32 +26,32 @@ from ...known import has
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-#: Seconds until a child is waited for again: the first wait, and the longest. After that Celery's own timer does it.
+#: Seconds until the next wait for a child: the first and the longest. After that Celery's own timer waits.
 FIRST_WAIT, MAX_WAIT = 0.005, 2.0
-#: The attributes of Celery's pool that are used: to drain a pipe, to wait for a child again, to feed, to end idle children.
+#: The attributes of Celery's pool that each correction uses.
 TO_DRAIN = ("on_job_process_down", "process_flush_queues")
-TO_ASK = ("_event_process_exit", "_pool", "maintain_pool")
+TO_WAIT = ("_event_process_exit", "_pool", "maintain_pool")
 TO_FEED = ("_active_writes", "_all_inqueues", "_busy_workers", "outbound_buffer")
 TO_SHRINK = ("_cache", "_worker_active")
 TO_WRITE = (*TO_FEED, "_create_write_handlers", "sched_strategy")
 
 
-def mend(pool: Any, hub: Any) -> Callable[[], None]:
-    """Correct this pool; a second call changes nothing. The returned function feeds its idle children, in the loop's thread."""
+def correct_children(pool: Any, hub: Any) -> Callable[[], None]:
+    """Correct this pool; a second call changes nothing. Call the returned function in the loop's thread to feed idle children."""
     inner: Any = getattr(pool, "_pool", None)
     if has(inner, TO_DRAIN) and inner.on_job_process_down.__module__ != __name__:
         inner.on_job_process_down = _draining(inner, inner.on_job_process_down)
-    if has(inner, TO_ASK) and inner._event_process_exit.__module__ != __name__:  # noqa: SLF001 - Celery's
-        inner._event_process_exit = _asking_again(inner, inner._event_process_exit)  # noqa: SLF001
+    if has(inner, TO_WAIT) and inner._event_process_exit.__module__ != __name__:  # noqa: SLF001 - Celery's
+        inner._event_process_exit = _waiting_again(inner, inner._event_process_exit)  # noqa: SLF001
     if has(inner, TO_WRITE) and inner._create_write_handlers.__module__ != __name__:  # noqa: SLF001
         inner._create_write_handlers = _writing_at_once(inner, inner._create_write_handlers)  # noqa: SLF001
     if has(inner, TO_SHRINK) and inner._worker_active.__module__ != __name__:  # noqa: SLF001
-        inner._worker_active = _or_given(inner, inner._worker_active)  # noqa: SLF001
+        inner._worker_active = _counting_given(inner, inner._worker_active)  # noqa: SLF001
     return partial(_feed, pool, hub)
 
 
 def _draining(pool: Any, down: Callable[[Any, int], None]) -> Callable[[Any, int], None]:
-    """The function that Celery calls for a job whose child is gone."""
+    """A replacement of what Celery calls for a job whose child is gone."""
 
     def on_job_process_down(job: Any, pid: int) -> None:
         if not job._accepted:  # noqa: SLF001 - Celery's
@@ -59,14 +59,14 @@ def _draining(pool: Any, down: Callable[[Any, int], None]) -> Callable[[Any, int
             if child is not None and not child.dead and not child._is_alive():  # noqa: SLF001
                 pool.process_flush_queues(child)
                 if job._accepted:  # noqa: SLF001
-                    return  # it had begun: Celery ends it when it handles this child's death
+                    return  # it had begun: Celery ends it with this child's death
         down(job, pid)
 
     return on_job_process_down
 
 
-def _asking_again(pool: Any, exited: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
-    """The function that Celery's loop calls when a child has closed its files."""
+def _waiting_again(pool: Any, exited: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+    """A replacement of what Celery's loop calls when a child has closed its files."""
 
     def look(hub: Any, child: Any, wait: float) -> None:
         if child not in pool._pool:  # noqa: SLF001 - Celery's
@@ -87,8 +87,8 @@ def _asking_again(pool: Any, exited: Callable[[Any, Any], None]) -> Callable[[An
     return event_process_exit
 
 
-def _or_given(inner: Any, is_active: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    """The function that Celery asks whether a child has a task."""
+def _counting_given(inner: Any, is_active: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    """A replacement of what tells Celery whether a child has a task."""
 
     def worker_active(child: Any) -> bool:
         return is_active(child) or any(
@@ -100,8 +100,8 @@ def _or_given(inner: Any, is_active: Callable[[Any], bool]) -> Callable[[Any], b
 
 
 def _writing_at_once(inner: Any, create: Callable[[Any], None]) -> Callable[[Any], None]:
-    """The function that Celery calls to make what writes tasks to children; the loop calls `on_poll_start` before each turn."""
-    from celery.concurrency.asynpool import SCHED_STRATEGY_FAIR as FAIR  # noqa: PLC0415 - pools of other kinds need it not
+    """A replacement of what sets up the writing to children; the loop calls `on_poll_start` before each turn."""
+    from celery.concurrency.asynpool import SCHED_STRATEGY_FAIR as FAIR  # noqa: PLC0415 - other pools do not need it
 
     def create_write_handlers(hub: Any) -> None:
         create(hub)
@@ -125,9 +125,9 @@ def _feed(pool: Any, hub: Any) -> None:
 
 
 def _write(inner: Any, hub: Any) -> None:
-    """Give the tasks that wait to the idle children."""
+    """Give waiting tasks to idle children."""
     if inner.outbound_buffer:
         idle = inner._all_inqueues - inner._active_writes - inner._busy_workers  # noqa: SLF001 - Celery's
         if idle:
-            with suppress(OSError):  # that child is gone: Celery gives its task to another one when it has noticed
+            with suppress(OSError):  # that child is gone: Celery will give its task to another one
                 hub.consolidate_callback(list(idle)[: len(inner.outbound_buffer)])

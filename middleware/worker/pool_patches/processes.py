@@ -1,9 +1,9 @@
-"""A pool of processes, read from and written to without the event loop, and ended without Celery's own joining.
+"""The stop of a pool of processes, which uses its pipes without the event loop, and does not join children as Celery does.
 
-Celery ends its pool by writing a sentinel to each child, even if a task is half written there, sets the pipes blocking, and then
-joins the children one after the other. A child that has the first half of a task waits for the rest for ever, and Celery waits for
-that child. Here a child gets its sentinel only after its task is written, and its result pipe is drained before its death counts.
-So it is known of each task that was given to a child whether it began.
+To end its pool, Celery writes a sentinel to each child, even if a task is half written there, sets the pipes blocking, and joins
+the children one after the other. A child with half a task waits for the rest for ever, and Celery waits for that child. Here a
+child gets its sentinel after its task is written, and its result pipe is drained before its death counts. So it is known whether
+each task that a child got has begun.
 
 Limits: Celery's own pool (`AsynPool`) in an event loop; any other pool is left to Celery (`is_known`).
 """
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
     from ...ports import Deliveries
 
-#: Seconds that children have to end in a cold stop; then they are killed.
+#: Seconds until children that have not ended in a cold stop are killed.
 GRACE = 3.0
-#: How long a killed child is waited for, in seconds.
+#: Seconds to wait for a killed child.
 KILLED = 1.0
 #: The attributes of Celery's pool that are used.
 USED = (
@@ -44,12 +44,12 @@ USED = (
     "outbound_buffer",
     "process_flush_queues",
 )
-#: The names that are used of `billiard.pool`.
+#: The names of `billiard.pool` that are used.
 USED_OF_BILLIARD = ("RUN", "TERMINATE", "WorkersJoined")
 
 
 class PoolProcesses:
-    """The children of a pool. For the main thread alone."""
+    """The children of a pool. Only the main thread may use it."""
 
     grace = GRACE
 
@@ -59,23 +59,23 @@ class PoolProcesses:
 
     @property
     def inner(self) -> Any:
-        """Celery's pool inside the pool; None before it is started and once it is stopped."""
+        """Celery's inner pool; None before the start and after the stop."""
         return self._pool._pool  # noqa: SLF001 - Celery's
 
     def lacks(self) -> list[str]:
-        """The attributes that this pool lacks; if there are any, its inner workings are not the known ones."""
+        """The used attributes that this pool lacks."""
         without = [name for name in USED_OF_BILLIARD if not hasattr(billiards, name)]
         return without if self.inner is None else [*without, *(name for name in USED if not hasattr(self.inner, name))]
 
     def is_known(self) -> bool:
-        """Whether this pool's inner workings are known, and the loop has begun to read from its children."""
+        """Whether this pool lacks nothing, and the loop has begun to read from its children."""
         inner = self.inner
         if inner is None or self.lacks():
             return False
         return "handle_event" in vars(inner._result_handler)  # noqa: SLF001 - a worker that refuses to start has no loop yet
 
     def is_closed(self) -> bool:
-        """Whether the pool gets no more tasks: it is being stopped, or has stopped."""
+        """Whether the pool gets no more tasks."""
         return self.inner is None or self.inner._state != billiards.RUN  # noqa: SLF001
 
     def is_over(self) -> bool:
@@ -87,7 +87,7 @@ class PoolProcesses:
         return [] if self.inner is None else [job for job in list(self.inner._cache.values()) if not job._accepted]  # noqa: SLF001
 
     def turn(self, seconds: float) -> None:
-        """Read what comes, and go on writing what is half written, as the event loop does; for `seconds` at most."""
+        """Read what comes, and continue half-written tasks, as the event loop does; for `seconds` at most."""
         read = {child.outqR_fd for child in self.inner._pool}  # noqa: SLF001
         written = self._half_written()
         poll = select.poll()
@@ -103,7 +103,7 @@ class PoolProcesses:
                     next(written[pipe])
 
     def tell(self) -> None:
-        """Tell each child to end after its task; a child whose task is half written is told in a later call."""
+        """Tell each child to end after its task; one with a half-written task is told in a later call."""
         busy = self._half_written()
         for child in list(self.inner._pool):  # noqa: SLF001
             if child.pid not in self._told and child.inqW_fd not in busy:
@@ -113,7 +113,7 @@ class PoolProcesses:
         self._reap()
 
     def cut(self, cancel: Callable[[], None]) -> None:
-        """End what runs, as Celery does (`cancel`), and each child that was given a task and has not reported its begin."""
+        """End what runs with Celery's `cancel`, and each child that got a task and has not reported its begin."""
         with suppress(Exception):
             cancel()
         given = {job._write_to.pid for job in self.not_begun() if job._write_to is not None}  # noqa: SLF001
@@ -123,7 +123,7 @@ class PoolProcesses:
                 child.terminate()
 
     def kill(self) -> None:
-        """End the children that are left, at once."""
+        """Kill the children that are left."""
         until = time.monotonic() + KILLED
         while not self.is_over() and time.monotonic() < until:
             for child in self._alive():
@@ -133,19 +133,19 @@ class PoolProcesses:
             self._reap()
 
     def close(self, _: Callable[[], None]) -> None:
-        """Forget what never began, and leave the pool in the state that Celery's own stopping leaves; that is not called."""
+        """Forget what never began, and leave the pool in the state in which Celery's own stop, which is not called, leaves it."""
         inner, self._pool._pool = self.inner, None  # noqa: SLF001
         inner._cache.clear()  # noqa: SLF001
         inner._active_writers.clear()  # noqa: SLF001
         inner.outbound_buffer.clear()
         inner._state = billiards.TERMINATE  # noqa: SLF001
         self._pool._state = self._pool.TERMINATE  # noqa: SLF001
-        if (run := getattr(prefork, "_run_ready_callbacks", None)) is not None:  # Celery 5.6 leaves them to the loop's own end
+        if (run := getattr(prefork, "_run_ready_callbacks", None)) is not None:  # Celery 5.6 has none
             with suppress(Exception):
                 run(self._hub)
 
     def pids(self) -> list[int]:
-        """The children, for another thread that must end them."""
+        """The children's process ids, also for another thread."""
         inner = self.inner
         return [] if inner is None else [child.pid for child in list(inner._pool)]  # noqa: SLF001
 
@@ -153,7 +153,7 @@ class PoolProcesses:
         return [child for child in list(self.inner._pool) if child._is_alive()]  # noqa: SLF001
 
     def _half_written(self) -> dict[int, Any]:
-        """The unfinished writes to children that live, by their pipes."""
+        """Unfinished writes to living children, by pipe."""
         writers = self.inner._active_writers  # noqa: SLF001
         found = {}
         for job in self.not_begun():
@@ -173,26 +173,26 @@ class PoolProcesses:
             log.debug("child.not_told", pid=child.pid)
 
     def _read(self, pipe: int) -> None:
-        """Read from this pipe. A message may come in pieces: the loop keeps the pieces that have come."""
+        """Read from this pipe. A message may come in pieces, which the loop collects."""
         reading, _ = self._hub.readers.get(pipe, (None, ()))
         try:
             if isgenerator(reading):
                 next(reading, None)
             else:
                 self.inner._result_handler.handle_event(pipe)  # noqa: SLF001
-        except (OSError, EOFError):  # the child died while it wrote; Celery handles its death
+        except (OSError, EOFError):  # the child died while writing; Celery handles its death
             return
-        except Exception:  # noqa: BLE001 - a callback of the application failed, or the bytes are no message: the others go on
+        except Exception:  # noqa: BLE001 - the application's callback, or invalid bytes; the others go on
             log.exception("child.unheard")
 
     def _reap(self) -> None:
-        """Have Celery count a child that has died, once its result pipe is drained."""
+        """Have Celery count dead children, after their result pipes are drained."""
         self.inner.process_flush_queues = self._drain
         try:
             self.inner._join_exited_workers(shutdown=True)  # noqa: SLF001
         except billiards.WorkersJoined:
             return
-        except Exception:  # noqa: BLE001 - a callback of the application failed: the others go on
+        except Exception:  # noqa: BLE001 - the application's callback; the others go on
             log.exception("child.unheard")
 
     def _drain(self, child: Any) -> None:
@@ -205,7 +205,7 @@ class PoolProcesses:
 
 
 def take_back(owner: Deliveries, jobs: set[Any]) -> None:
-    """No child has begun these jobs: their messages go back uncounted, and are not suspect."""
+    """Mark the messages of jobs that no child has begun, which go back uncounted and are not suspect."""
     for held in list(owner.held.values()):
         if held.request is not None and held.request.is_one_of(jobs):
             held.request.take_back()

@@ -1,8 +1,8 @@
-"""The lines that Celery's signal handlers write to the standard output: they never block the worker.
+"""Keep the lines that Celery's signal handlers write to the standard output from blocking the worker.
 
-Celery writes these lines inside the handler, before anything else. If the output is a full pipe that nobody reads, the handler
-would wait for ever, and the worker would never learn that it must stop. Here the stop is noted first, and a line that cannot be
-written at once is left out.
+Celery writes these lines first, inside the handler. If the output is a full pipe that nothing reads, the handler would wait for
+ever, and the worker would never learn that it must stop. Here the stop is noted first, and a line that cannot be written at once is
+left out.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def hear_first(note: Callable[[], None]) -> None:
-    """Have Celery's handlers call `note` before they write a line, and write it without waiting."""
+def note_before_output(note: Callable[[], None]) -> None:
+    """Have Celery's handlers call `note` before they write a line, and not wait for the output."""
     say = getattr(celerys, "safe_say", None)
     if say is not None:  # only known versions of Celery have it
         celerys.safe_say = _Saying(say.say if isinstance(say, _Saying) else say, note)
@@ -33,15 +33,15 @@ class _Saying:
     def __call__(self, msg: str, f: Any = sys.__stderr__) -> None:
         """Called by the handlers."""
         self._note()
-        if _takes_a_line(f):
+        if _is_writable(f):
             self.say(msg, f)
 
 
-def _takes_a_line(file: Any) -> bool:
-    """Whether a line can be written there at once; a pipe that can be written to takes 4,096 bytes."""
+def _is_writable(file: Any) -> bool:
+    """Whether a line can be written at once; a writable pipe takes 4,096 bytes."""
     poll = select.poll()
     try:
         poll.register(file.fileno(), select.POLLOUT)
-    except (AttributeError, OSError, ValueError):  # there is no file, it is closed, or it has no descriptor
+    except (AttributeError, OSError, ValueError):  # no file, closed, or without a descriptor
         return False
     return any(event & select.POLLOUT for _, event in poll.poll(0))

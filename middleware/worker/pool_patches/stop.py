@@ -2,20 +2,19 @@
 
 Celery does a cold shutdown inside the signal's handler, which may interrupt the main thread anywhere: while it writes a task to a
 child or a frame to the broker, or while it holds a lock. The handler then uses a half-written pipe or a held lock, and the worker
-may wait for ever. Here the handler's calls only note that they were made. Celery itself looks at its flags between two turns of its
-loop, and wherever it waits for the broker; it then closes the consumer and stops the pool, in this order:
+may wait for ever. Here the handler's calls are only noted. Celery checks its flags between two turns of its loop, and wherever it
+waits for the broker; it then closes the consumer and stops the pool, in this order:
 
-1. *Tasks that were given to the pool go on*, and no more are given: to their end in a warm stop; in a soft stop for
-   `worker_soft_shutdown_timeout` seconds, or until the next signal.
-2. *A cold stop ends the tasks that run*; children that have not ended after `GRACE` seconds are killed.
-3. *A task that no child had begun* goes back uncounted; a task that had begun, and was ended, is a suspect.
+1. The pool gets no more tasks. Its tasks go on: until they end in a warm stop; in a soft stop for `worker_soft_shutdown_timeout`
+   seconds, or until the next signal.
+2. A cold stop ends the running tasks; children that have not ended after `GRACE` seconds are killed.
+3. A task that no child had begun goes back uncounted; a task that had begun, and was ended, is a suspect.
 
 A third signal ends the children at once. If a library or a hook of the application blocks the main thread, the process ends itself
-`LAST` seconds after the cold stop was asked for (`last_resort`). Its lease then ends, as after any worker's death, and other
-workers take over its messages.
+`LAST` seconds after the request for a cold stop (`last_resort`). Its lease then ends, and other workers take over its messages.
 
-Limits: this is for Celery's pools of processes and threads with an event loop, in 5.6 and 5.7. In any other version Celery alone
-stops the worker, and a line says so (`stop.unknown`). Threads cannot be ended: a task in one goes on, and Python waits for it.
+Limits: this is for Celery's pools of processes and threads with an event loop, in 5.6 and 5.7. Otherwise Celery alone stops the
+worker, and a line says so (`stop.unknown`). Threads cannot be ended: a task in one goes on, and Python waits for it.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from ... import known
 from ...logs import log
 from .last_resort import LastResort
 from .processes import PoolProcesses, take_back
-from .signal_output import hear_first
+from .signal_output import note_before_output
 from .threads import PoolThreads
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ if TYPE_CHECKING:
 
     from ...runtime import Runtime
 
-#: Seconds that one turn takes at most; a signal may go unnoticed for this long.
+#: The most seconds of one turn, and so the delay until a signal is noticed.
 TURN = 0.05
 #: The calls in Celery's handler of a cold shutdown that reach the pool or the broker.
 CALLS = {"wait_for_soft_shutdown", "cancel_active_requests", "cancel", "stop"}
@@ -73,7 +72,7 @@ def stop_of(consumer: Consumer, runtime: Runtime) -> Stop | None:
 
 
 def is_known() -> bool:
-    """Whether Celery's handler of a cold shutdown is a known one, and the versions of Celery and its pool are known."""
+    """Whether Celery's handler of a cold shutdown, and the versions of Celery and its pool, are known."""
     return _calls() >= CALLS and known.is_known("celery", "billiard")
 
 
@@ -83,15 +82,15 @@ def _calls() -> set[str]:
     return set() if code is None else {*code.co_names}
 
 
-def spare_the_handler(consumer: Consumer, runtime: Runtime) -> None:
-    """The consumer has connected: keep signal handlers, on every pool, from calling the broker and from waiting for each other.
+def keep_handlers_short(consumer: Consumer, runtime: Runtime) -> None:
+    """Keep signal handlers, on every pool, from calling the broker and from waiting for each other.
 
-    If a handler waited for the broker's answer, it would receive the next messages in the middle of the code that it has
-    interrupted: a task, another call to the broker, or code that holds a lock. Celery closes the consumer again when its loop has
-    ended; messages that come until then stay held, and are given back.
+    If a handler waited for the broker's answer, it would receive the next messages inside the interrupted code: a task, another
+    call to the broker, or code that holds a lock. Celery closes the consumer again after its loop; messages that come until then
+    stay held, and are given back.
 
-    Each handler sends `worker_shutting_down`, and looks up its receivers under a lock. If a second signal comes at that moment, its
-    handler would wait for ever for the handler that it has interrupted. So the lock becomes one that a thread may take twice.
+    Each handler sends `worker_shutting_down`, and looks up its receivers under a lock. The handler of a second signal then would
+    wait for ever for the first handler. So the lock is replaced by one that a thread may take twice.
     """
     signals.worker_shutting_down.lock = threading.RLock()
     cancel = consumer.task_consumer.cancel
@@ -106,16 +105,16 @@ def spare_the_handler(consumer: Consumer, runtime: Runtime) -> None:
 
 
 class Stop:
-    """Replaces the methods of a worker that a signal's handler calls, and its pool's `stop` and `terminate`."""
+    """Replaces the methods of a worker that signal handlers call, and its pool's `stop` and `terminate`."""
 
     def __init__(self, consumer: Consumer, runtime: Runtime) -> None:
         self._runtime, self._hub, self._conf = runtime, consumer.hub, consumer.app.conf
         pool: Any = consumer.pool
         self._tasks = PoolThreads(pool, runtime) if runtime.shares_process else PoolProcesses(pool, consumer.hub)
         self._asked, self._asked_at, self._is_announced, self._has_ended = 0, 0.0, False, False
-        self._wakes, self._wake = socket.socketpair()
-        self._wakes.settimeout(0)
-        self._wake.settimeout(0)
+        self._wake_receiver, self._wake_sender = socket.socketpair()
+        self._wake_receiver.settimeout(0)
+        self._wake_sender.settimeout(0)
         self._last_resort = LastResort(self._tasks.pids)
         self._is_celerys = False
         self._cancel, self._wait_softly = consumer.cancel_active_requests, consumer.controller.wait_for_soft_shutdown
@@ -123,24 +122,24 @@ class Stop:
         consumer.controller.wait_for_soft_shutdown = self._note
         consumer.cancel_active_requests = self._note_again
         pool.stop, pool.terminate = self.stop, self.terminate
-        hear_first(self._hear)
+        note_before_output(self._note_signal)
         signals.worker_shutting_down.connect(self._wake_up, weak=False, dispatch_uid=f"redelivery:stop:{id(consumer.app)}")
 
     def watch(self, consumer: Consumer) -> None:
-        """The consumer has connected: a signal wakes its loop."""
-        consumer.hub.add_reader(self._wakes, self._awake)
+        """Let signals wake the loop of a consumer that has connected."""
+        consumer.hub.add_reader(self._wake_receiver, self._awake)
         self._last_resort.begin()
 
     def close(self) -> None:
-        """The worker has stopped. Threads may run on, because they hold no message any more; children must not outlive it."""
+        """End the watch after the stop. Threads, which hold no messages, may run on; children must not outlive the worker."""
         if self._runtime.shares_process:
             self._last_resort.cancel()
-        self._wakes.close()
-        self._wake.close()
+        self._wake_receiver.close()
+        self._wake_sender.close()
 
     # called by Celery, inside a signal's handler
 
-    def _hear(self) -> None:
+    def _note_signal(self) -> None:
         if _in_handler():
             self._note()
             self._last_resort.ask(self._soft)
@@ -158,23 +157,23 @@ class Stop:
             self._cancel()
 
     def _wake_up(self, **_: Any) -> None:
-        with suppress(OSError):  # the socket is full, so that the loop wakes anyway; or it is closed
-            self._wake.send(b"!")
+        with suppress(OSError):  # the socket is full, and the loop wakes anyway, or it is closed
+            self._wake_sender.send(b"!")
 
     def _awake(self) -> None:
         with suppress(OSError):
-            self._wakes.recv(4096)
+            self._wake_receiver.recv(4096)
 
     # called by Celery at a safe moment
 
     def stop(self) -> None:
-        """A warm stop, which a signal may make a cold one."""
+        """Stop warmly, until a signal asks for a cold stop."""
         if not _in_handler():
             self._end(self._stop)
 
     def terminate(self) -> None:
-        """A cold stop."""
-        if not self._asked:  # no signal has asked for it
+        """Stop cold."""
+        if not self._asked:  # without a signal
             self._asked = AT_ONCE
         self._end(self._terminate)
 
@@ -184,7 +183,7 @@ class Stop:
 
     @property
     def _is_soft(self) -> bool:
-        """Whether a cold stop was asked for, and the soft stop before it still has time."""
+        """Whether the time of the soft stop before a cold stop is not over."""
         return 0 < self._asked < AT_ONCE and time.monotonic() < self._asked_at + self._soft
 
     def _end(self, celerys_own: Callable[[], None]) -> None:
@@ -206,7 +205,7 @@ class Stop:
             tasks.close(celerys_own)
 
     def _end_as_celery_does(self, celerys_own: Callable[[], None]) -> None:
-        """Let Celery stop the pool, which has ended or is of an unknown kind. With an unknown kind, Celery handles signals, too."""
+        """Let Celery stop a pool that has ended or is unknown. If it is unknown, Celery handles signals, too."""
         if missing := self._tasks.lacks():
             log.warning("stop.unknown", lacks=",".join(missing), why=CELERYS)
             self._is_celerys = True
@@ -218,10 +217,10 @@ class Stop:
         celerys_own()
 
     def _let_end(self) -> None:
-        """Let tasks that were given to the pool go on until they have ended, or their time is over."""
+        """Let the pool's tasks go on until they have ended, or their time is over."""
         while (not self._asked or self._is_soft) and (not self._tasks.is_over() or self._waits_when_idle()):
             if self._asked:
-                state.should_terminate = None  # a task that fails meanwhile has failed by itself: this stop has not ended it
+                state.should_terminate = None  # this stop has not ended a task that fails meanwhile
                 self._announce()
             self._turn()
             with suppress(Exception):  # time limits, heartbeats
@@ -247,7 +246,7 @@ class Stop:
 
 
 def _in_handler() -> bool:
-    """Whether the caller is Celery's handler of a cold shutdown."""
+    """Whether Celery's handler of a cold shutdown is among the callers."""
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - Python's own way
     while frame is not None and frame.f_code is not celerys.on_cold_shutdown.__code__:
         frame = frame.f_back

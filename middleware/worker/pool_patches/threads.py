@@ -1,6 +1,6 @@
-"""The stop of a pool of threads: tasks that have not begun are taken back, and tasks that run are waited for.
+"""The stop of a pool of threads: tasks that have not begun are taken back, and the stop waits for those that run.
 
-Limits: a thread cannot be ended. When a cold shutdown does not wait any longer, the threads run on, and Python ends after them.
+Limits: a thread cannot be ended. After a cold shutdown the threads run on, and Python ends after them.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
     from ...runtime import Runtime
 
-#: Seconds that a running task has after a cold shutdown. If it ends in this time, it is recorded and does not run again.
+#: Seconds that a running task has in a cold shutdown. If it ends in this time, it is recorded and does not run again.
 GRACE = 1.0
 #: The attributes of Celery's pool that are used.
 USED = ("executor",)
 
 
 class PoolThreads:
-    """The threads of a pool. For the main thread alone."""
+    """The threads of a pool. Only the main thread may use it."""
 
     grace = GRACE
 
@@ -32,11 +32,11 @@ class PoolThreads:
         self._pool, self._runtime = pool, runtime
 
     def lacks(self) -> list[str]:
-        """The attributes that this pool lacks; if there are any, its inner workings are not the known ones."""
+        """The used attributes that this pool lacks."""
         return [name for name in USED if not hasattr(self._pool, name)]
 
     def is_known(self) -> bool:
-        """Whether this pool's inner workings are known."""
+        """Whether this pool lacks nothing."""
         return not self.lacks()
 
     def is_over(self) -> bool:
@@ -48,7 +48,7 @@ class PoolThreads:
         time.sleep(min(seconds, 0.01))  # `concurrent.futures.wait` would build its waiter again each time
 
     def tell(self) -> None:
-        """Let nothing more begin."""
+        """Keep further tasks from beginning."""
         self._pool.executor.shutdown(wait=False, cancel_futures=True)
 
     def cut(self, cancel: Callable[[], None]) -> None:  # noqa: ARG002 - as with processes
@@ -57,14 +57,14 @@ class PoolThreads:
             log.warning("worker.terminated", task_id=request.id, why="a cold shutdown, and this pool cannot end a task")
 
     def kill(self) -> None:
-        """Do nothing: threads cannot be killed, and run on."""
+        """Do nothing: threads cannot be killed."""
 
     def pids(self) -> list[int]:
-        """There are no children."""
+        """No children."""
         return []
 
     def not_begun(self) -> list[Any]:
-        """Nothing: `tell` has cancelled the futures of tasks that have not begun."""
+        """No jobs: `tell` has cancelled the futures of tasks that have not begun."""
         return []
 
     def close(self, celerys_own: Callable[[], None]) -> None:
@@ -73,7 +73,7 @@ class PoolThreads:
             celerys_own()
 
     def _running(self) -> list[Any]:
-        """The requests that run: those of held messages, then others that only Celery knows."""
+        """The requests of held messages that run, then others that only Celery knows."""
         owned = list(self._runtime.owner.held.values()) if self._runtime.holds_messages else []
         held = [each.request for each in owned if each.request is not None]
         running = [request for request in held if request.is_running()]

@@ -1,7 +1,7 @@
-"""What is checked before a worker takes its first message, and the one line that says what the worker will do.
+"""The checks before a worker takes its first message, and the line that announces what the worker will do.
 
-Raises `ConfigurationError` for policies that contradict themselves, and for a dead-letter queue that does not exist if redelivery
-may not create it. Brokers discard messages in that case; this worker does not start.
+Raises `ConfigurationError` for policies that contradict themselves, and for a missing dead-letter queue that redelivery may not
+create. Brokers discard messages in that case; this worker does not start.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
     from ...runtime import Runtime
 
-#: The capabilities that a worker's line reports as lacking.
+#: The capabilities whose lack a worker's line reports.
 OF_A_WORKER = frozenset(Capability) - {Capability.REDELIVERY_COUNTS, Capability.LEASES}
-#: The consequence of leaving Celery's pool unchanged.
+#: The consequence of an unchanged pool of Celery's.
 WITHOUT = "if a child dies, the task that it has begun may begin twice, and the pool may have one child less for some seconds"
 
 
@@ -46,7 +46,7 @@ def check_dead_letter_queues(runtime: Runtime) -> None:
 
 
 def dead_letter_queue_faults(runtime: Runtime) -> Iterator[DeadLetterQueueFault]:
-    """Look for dead-letter queues whose names are taken, or that may not be created. `mode="observe"` needs no such queue."""
+    """Find dead-letter queues whose names are taken, or that are missing and may not be created. `mode="observe"` needs none."""
     if not runtime.enforces:
         return
     for queue in runtime.app.amqp.queues.consume_from:
@@ -61,7 +61,7 @@ def dead_letter_queue_faults(runtime: Runtime) -> Iterator[DeadLetterQueueFault]
 
 
 class DeadLetterQueueFault(NamedTuple):
-    """A dead-letter queue that cannot take the dead letters of a queue; `is_taken`: its name is used for something else."""
+    """A dead-letter queue that cannot take the dead letters of a queue; `is_taken`: something else has its name."""
 
     queue: str
     dead_letter_queue: str
@@ -83,14 +83,14 @@ def targets_of(runtime: Runtime, queue: str, which: Callable[[RedeliveryPolicy],
 
 
 def warn_of_strategies(runtime: Runtime) -> None:
-    """Name the tasks whose end will not be seen."""
+    """Log the tasks whose end will not be seen."""
     found = {name: own for name, own in own_strategies(runtime.app).items() if runtime.policies.is_enabled(name)}
     if found:
         log.warning("tasks.unobserved", tasks=",".join(f"{name} ({own})" for name, own in sorted(found.items())), why=WHY)
 
 
 def announce(runtime: Runtime, consumer: Consumer, *, is_ours: bool) -> None:
-    """Log the broker, the guarantees, the policies and the dead-letter queues; `is_ours`: redelivery receives, and not kombu."""
+    """Log broker, guarantees, policies and dead-letter queues; `is_ours`: redelivery receives, not kombu."""
     queues = list(runtime.app.amqp.queues.consume_from)
     policies = {queue: runtime.policies.policy_for(queue) for queue in queues}
     letters = {target for queue in queues for target in targets_of(runtime, queue)}

@@ -1,6 +1,6 @@
 """Settings of Celery that contradict redelivery's: what each would break, and what to do.
 
-Only what breaks a guarantee is refused; `redelivery adopt` reports settings that merely have no effect. No connection is opened.
+Only settings that break a guarantee are refused; `redelivery adopt` reports those without effect. No connection is opened.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CRASH = "with redelivery a crash counts as an attempt, and the message is delive
 ENDED = "redelivery dead-letters and acknowledges a failed message in one step, so Celery must not reject it as well"
 TWICE = "the task would run twice: Celery would publish it again, and redelivery would deliver it again"
 
-#: Setting, the value that is refused, why, and what to do.
+#: Setting, refused value, why, and what to do.
 REFUSED: tuple[tuple[str, Any, str, str], ...] = (
     ("task_reject_on_worker_lost", False, CRASH, "remove the setting, or set enabled = false for the tasks that need it"),
     ("task_acks_on_failure_or_timeout", False, ENDED, "remove the setting"),
@@ -53,12 +53,12 @@ class Contradiction(NamedTuple):
 
 
 def contradictions(runtime: Runtime) -> list[str]:
-    """What must be changed before a worker of this app can start, a line each. In `mode="observe"` only the broker is looked at."""
+    """What must change before a worker of this app can start, a line each. `mode="observe"` checks only the broker."""
     return [str(each) for each in found_contradictions(runtime)]
 
 
 def found_contradictions(runtime: Runtime) -> list[Contradiction]:
-    """The same contradictions, each in its parts."""
+    """As `contradictions`, in parts."""
     app = runtime.app
     found = [*_broker(app), *_extras(runtime)]
     if runtime.enforces:
@@ -77,8 +77,8 @@ def _extras(runtime: Runtime) -> Iterator[Contradiction]:
 
 def _settings(app: Celery) -> Iterator[Contradiction]:
     for setting, value, why, fix in REFUSED:
-        said = explicit_app_setting(app, setting)
-        if said is not UNSET and said == value:
+        explicit = explicit_app_setting(app, setting)
+        if explicit is not UNSET and explicit == value:
             yield Contradiction(f"{setting} = {value!r} contradicts Redelivery", why, fix)
 
 
@@ -91,8 +91,8 @@ def _tasks(runtime: Runtime) -> Iterator[Contradiction]:
             attribute = setting.removeprefix("task_")
             if attribute == "reject_on_worker_lost":  # without effect on one task: `adopt` reports it
                 continue
-            said = explicit_task_option(task, attribute) if setting.startswith("task_") else UNSET
-            if said is not UNSET and said == value:
+            explicit = explicit_task_option(task, attribute) if setting.startswith("task_") else UNSET
+            if explicit is not UNSET and explicit == value:
                 what = f"task {name!r}: {attribute}={value!r} contradicts Redelivery"
                 yield Contradiction(what, why, fix.replace("setting", "option"))
 
@@ -108,7 +108,7 @@ def _queues(runtime: Runtime) -> Iterator[Contradiction]:
             )
 
 
-#: Policy fields that only Redis's transport keeps, and what does the same on RabbitMQ.
+#: Policy fields that only Redis supports, and what does the same on RabbitMQ.
 ON_RABBITMQ = {
     "redeliveries_per_second": "use longer delays, or a rate_limit on the task",
     "max_length": "declare the queue with x-max-length and x-overflow=reject-publish",
@@ -116,10 +116,8 @@ ON_RABBITMQ = {
     "max_dead_letters": "purge with `redelivery dlq purge`",
     "auto_delete_dead_letter_resources": "delete the empty queue with rabbitmqctl delete_queue --if-empty",
 }
-
-
-#: The same for a broker about which only one thing is known: kombu has a transport for it.
-ELSEWHERE = {
+#: The same for the brokers of kombu's other transports.
+ON_OTHERS = {
     "redeliveries_per_second": "use longer delays, or a rate_limit on the task",
     "max_length": "bound the queue by the broker's own means, if it has any",
     "dead_letter_time_to_live": "let a dead_letter_handler decide about old dead letters",
@@ -129,14 +127,14 @@ ELSEWHERE = {
 
 
 def _rows(app: Celery) -> list[Mapping[str, Any]]:
-    """The policy fields that are set, row by row: in the settings, and in the options of tasks."""
+    """The policy fields of each row of the settings, and of each task's options."""
     runtime = app.redelivery
     rows = [row.fields for row in runtime.settings.rows]
     return [*rows, *(options.fields for name in app.tasks if (options := runtime.policies.options_of(name)) is not None)]
 
 
-def _not_kept(app: Celery, broker: str, instead: Mapping[str, str]) -> Iterator[Contradiction]:
-    """Refuse what the policies ask for and this broker cannot keep, so that it is not left out in silence."""
+def _unsupported(app: Celery, broker: str, instead: Mapping[str, str]) -> Iterator[Contradiction]:
+    """Refuse set fields that this broker does not support, so that they are not silently ignored."""
     rows = _rows(app)
     for field, remedy in instead.items():
         if any(fields.get(field) for fields in rows):
@@ -144,17 +142,17 @@ def _not_kept(app: Celery, broker: str, instead: Mapping[str, str]) -> Iterator[
 
 
 def _on_rabbitmq(app: Celery) -> Iterator[Contradiction]:
-    yield from _not_kept(app, "RabbitMQ", ON_RABBITMQ)
+    yield from _unsupported(app, "RabbitMQ", ON_RABBITMQ)
     if app.redelivery.settings.wait_replicas:
         yield Contradiction(
             "wait_replicas is only for Redis", "", "remove it; a quorum queue confirms what most of its replicas have"
         )
 
 
-def _elsewhere(app: Celery, broker: str) -> Iterator[Contradiction]:
-    """The same for a broker that is neither Redis nor RabbitMQ (`brokers.kombu.generic`)."""
+def _on_other_broker(app: Celery, broker: str) -> Iterator[Contradiction]:
+    """Find what no other broker supports (`brokers.kombu.generic`)."""
     settings, rows = app.redelivery.settings, _rows(app)
-    yield from _not_kept(app, broker, ELSEWHERE)
+    yield from _unsupported(app, broker, ON_OTHERS)
     if any(fields.get("persist_delivery_count") == "always" for fields in rows):
         yield Contradiction(
             f"persist_delivery_count is not supported on {broker}", "", "remove it; nothing there can record a start"
@@ -191,7 +189,7 @@ def _broker(app: Celery) -> Iterator[Contradiction]:
         return
     if getattr(transport, "driver_type", None) != "redis":
         if issubclass(transport, virtual.Transport):
-            yield from _elsewhere(app, f"{connection.transport_cls}://")
+            yield from _on_other_broker(app, f"{connection.transport_cls}://")
         else:
             named = f"{connection.transport_cls}://"
             yield Contradiction(

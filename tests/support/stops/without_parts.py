@@ -61,7 +61,7 @@ def _without(module: Any, name: str, *parts: str) -> None:
     setattr(module, name, lambda thing, *others: function(Without(thing, *parts), *others))
 
 
-for each in ("read_reports_first", "mend"):
+for each in ("read_reports_first", "correct_children"):
     _without(ingress, each, "_pool")
 vars(redis_broker)["UnderWay"] = UnderWay
 vars(remote_control)["Request"] = Revoked
