@@ -1,1 +1,1 @@
-"""What a worker does beside its tasks, in threads of its own."""
+"""What a worker does in addition to its tasks, in its own threads."""

@@ -1,4 +1,4 @@
-"""The duties that a worker does beside its tasks: its lease, the recovery of dead workers, the dispatcher, the bounds."""
+"""The bootstep of a worker's duties: its lease, the recovery of dead workers, the dispatcher, the bounds."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ if TYPE_CHECKING:
 
     from .duty import Duty
 
-#: Seconds between two looks of a duty that does not lead. If nobody leads, the next renewal of the lease wakes it sooner.
+#: Seconds between two looks of a duty that does not lead. Without a leader, the next renewal of the lease wakes it sooner.
 STANDING_BY = 30.0
-#: Seconds between the first steps of two duties: duties that step at different times share a connection to the broker.
+#: Seconds between the first steps of two duties, which can share a connection if they step at different times.
 OFFSET = 0.03
-#: Of the seconds that all duties have to end (`TIMEOUT`), the lease has the last ones (seconds).
+#: The lease's part of the seconds that all duties have to end (`TIMEOUT`).
 LEASE = 1.0
 
 
 class Duties(bootsteps.StartStopStep):
-    """The bootstep: begins when the consumer has connected for the first time, ends when the pool has stopped."""
+    """Begins when the consumer has connected for the first time, and ends when the pool has stopped."""
 
     requires = ("redelivery.middleware.worker.bootstep:Ingress",)
     label = "redelivery duties"
@@ -58,20 +58,20 @@ class Duties(bootsteps.StartStopStep):
             self._duties = duties_of(consumer.app.redelivery)
             for number, duty in enumerate(self._duties):
                 duty.start(number * OFFSET)
-            _tell_depths(consumer.app.redelivery, self._duties)
+            _report_depths(consumer.app.redelivery, self._duties)
 
     def stop(self, consumer: Consumer) -> None:
-        """The consumer has stopped; tasks may be running, so the lease goes on."""
+        """Do nothing: tasks may still run, and need the lease."""
 
     def shutdown(self, consumer: Consumer) -> None:  # noqa: ARG002 - Celery's signature
-        """End all duties together, and then the lease: until then the worker still owns the messages that it holds."""
+        """End all duties together, and then the lease under which the worker holds its messages."""
         end_together([duty for duty in self._duties if not isinstance(duty, Lease)], TIMEOUT - LEASE)
         end_together([duty for duty in self._duties if isinstance(duty, Lease)], LEASE)
         self._duties = ()
 
 
-def _tell_depths(runtime: Runtime, duties: Sequence[Duty]) -> None:
-    """Let OpenTelemetry read the depths of the queues; only the worker that watches the dead letters gives them."""
+def _report_depths(runtime: Runtime, duties: Sequence[Duty]) -> None:
+    """Let OpenTelemetry read the queues' depths, from the worker that watches the dead letters."""
     telemetry = runtime.telemetry
     if telemetry is None:
         return
@@ -81,7 +81,7 @@ def _tell_depths(runtime: Runtime, duties: Sequence[Duty]) -> None:
 
 
 def end_together(duties: Sequence[Duty], seconds: float) -> None:
-    """End each duty after its current step, and wait for all of them, `seconds` at most."""
+    """End each duty after its current step; wait for all, `seconds` at most."""
     for duty in duties:
         duty.ask_to_stop()
     until = time.monotonic() + seconds
@@ -90,9 +90,9 @@ def end_together(duties: Sequence[Duty], seconds: float) -> None:
 
 
 def duties_of(runtime: Runtime) -> tuple[Duty, ...]:
-    """The duties of a worker, in the order in which they begin; if nothing is enforced, only those of the outcome log.
+    """The duties of a worker, in the order in which they begin; in `mode="observe"` only those of the outcome log.
 
-    If the broker itself keeps leases, delays and bounds, only the watch over the dead letters and the export remain.
+    Without leases (RabbitMQ and others) only the watch over the dead letters and the export remain.
     """
     settings, broker = runtime.settings, broker_of(runtime.transport)
     exporters: tuple[Duty, ...] = ()

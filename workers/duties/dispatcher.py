@@ -1,8 +1,8 @@
 """The dispatcher: moves delayed messages that are due to their queues, never early.
 
-Any number may run: one in every worker by default, or one alone (`redelivery dispatcher`). One leads, by a lease on the broker, and
-the others stand by. The leader sleeps until the next message is due, and is woken when an earlier one arrives. The broker's clock
-decides whether a message is due. Two leaders at once would only share the work: one script moves a message, once.
+Any number may run: one in every worker by default, or a separate process (`redelivery dispatcher`). One leads, by a lease on the
+broker, and the others stand by. The leader sleeps until the next message is due, and wakes when an earlier one arrives. A message
+is due by the broker's clock. Two leaders at once would only share the work: one script moves a message, once.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from .duty import Duty
 if TYPE_CHECKING:
     from redelivery.middleware.brokers.redis.transport import RedisTransport
 
-#: How long the lead lasts without being renewed, and how long the dispatcher sleeps at most (seconds).
+#: Seconds that the lead lasts without a renewal, and the longest sleep of the dispatcher.
 LEAD = 5.0
 MAX_SLEEP = 1.0
 BATCH = 500
 
 
 class Dispatcher(Duty):
-    """One dispatcher. A step of the leader lasts until it is stopped, another one leads, or the broker does not answer."""
+    """One dispatcher. A leader's step lasts until it is stopped, another one leads, or the broker does not answer."""
 
     title = "dispatcher"
     line_if_unanswered = "warning", "dispatcher.waiting"
@@ -40,7 +40,7 @@ class Dispatcher(Duty):
         self._leads = False
 
     def leads(self) -> bool:
-        """Whether this dispatcher leads: one does, by a lease on the broker."""
+        """Whether this dispatcher leads, by a lease on the broker."""
         leads = self._transport.leases.lead(self._transport.keys.dispatcher, self._token, LEAD)
         if leads and not self._leads:
             log.info("dispatcher.leads")
@@ -48,10 +48,7 @@ class Dispatcher(Duty):
         return leads
 
     def step(self) -> None:
-        """Dispatch until stopped (then give the lead up), or until another one leads. Raises whatever the broker does.
-
-        Only the leader is woken when a message arrives that is due earlier.
-        """
+        """Dispatch until stopped (then give the lead up), or until another one leads. Raises the broker's errors."""
         with self._transport.client.pubsub() as wake:
             wake.subscribe(self._transport.keys.wake)
             while not self._stopped.is_set() and self.leads():
@@ -66,7 +63,7 @@ class Dispatcher(Duty):
 
 
 def _wait(wake: Any, seconds: float) -> None:
-    """Wait until a message arrives that is due earlier, or this long."""
+    """Wait `seconds`, or until a message arrives that is due earlier."""
     deadline = time.monotonic() + seconds
     while (left := deadline - time.monotonic()) > 0:
         message = wake.get_message(timeout=left)

@@ -1,7 +1,7 @@
-"""A duty: what a worker does beside its tasks, again and again, in a native thread of its own.
+"""A duty: repeated work of a worker in addition to its tasks, in its own native thread.
 
-A native thread, because a task on a solo pool blocks every timer of the event loop. A duty goes on whatever fails: a broker that
-does not answer is asked again at the next step, and any other exception is a bug and is logged. A stop waits for the current step.
+The thread is native, because a task on a solo pool blocks every timer of the event loop. A duty goes on whatever fails: if the
+broker does not answer, the next step tries again; any other exception is a bug and is logged. A stop waits for the current step.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from typing import ClassVar
 from redelivery.middleware.brokers.errors import REDIS_ERRORS
 from redelivery.middleware.logs import log
 
-#: How long a stop waits for the steps that are under way (seconds).
+#: Seconds that a stop waits for current steps.
 TIMEOUT = 5.0
 
 
 class Duty(ABC):
-    """Takes a step every so many seconds, from `start` to `stop`. `title` names its thread."""
+    """Takes a step every `every` seconds, from `start` to `stop`. `title` names its thread."""
 
     title: ClassVar[str]
-    #: The log lines, each a level and an event: the broker did not answer a step, or refused it; the step failed otherwise.
+    #: Level and event of the log line if the broker did not answer a step, or refused it; and if a step failed otherwise.
     line_if_unanswered: ClassVar[tuple[str, str]]
     line_if_failed: ClassVar[tuple[str, str]]
-    #: Whether the first step is taken at once, or after the first wait.
+    #: Whether the first step comes before the first wait.
     begins_at_once: ClassVar[bool] = False
 
     def __init__(self, every: float) -> None:
@@ -57,23 +57,23 @@ class Duty(ABC):
 
     @abstractmethod
     def step(self) -> object:
-        """Do it once. Raises whatever the broker does."""
+        """Do the work once. Raises the broker's errors."""
 
     def unanswered(self, exc: Exception) -> None:
-        """The broker did not answer a step, or refused it."""
+        """Log that the broker did not answer a step, or refused it."""
         level, event = self.line_if_unanswered
         getattr(log, level)(event, error=str(exc))
 
     def failed(self, exc: Exception) -> None:  # noqa: ARG002 - the log line has the exception that is being handled
-        """A step failed otherwise; called while `exc` is being handled."""
+        """Log that a step failed otherwise; called while `exc` is being handled."""
         log.exception(self.line_if_failed[1])
 
     def leads(self) -> bool:
-        """Whether this worker takes the step. Raises whatever the broker does."""
+        """Whether this worker takes the step. Raises the broker's errors."""
         return True
 
     def rest(self) -> None:
-        """Wait for the next step, until it is woken or ends."""
+        """Wait for the next step, `wake` or the end."""
         self._woken.wait(self._every)
         self._woken.clear()
 

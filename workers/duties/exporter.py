@@ -1,10 +1,9 @@
 """The exporter: writes the outcome log, and new records of the audit, to their destination at regular intervals.
 
-It runs in a worker (`outcome_export`) or a process of its own.
-
-One exporter leads, by a lease on the broker, and the others stand by. If two run at once, nothing is lost. An exporter may end at
-any moment: events that it has written, but not yet removed from the log, are written again by the next one. If the destination or
-the broker fails, the events stay in the log, and it tries again at the next step. No event is lost before the log reaches its cap.
+It runs in a worker (`outcome_export`) or its own process. One exporter leads, by a lease on the broker, and the others stand by. If
+two run at once, nothing is lost. An exporter may end at any moment: the next one writes the events again that are written but not
+yet removed from the log. If the destination or the broker fails, the events stay in the log until the next step. No event is lost
+before the log reaches its cap.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ if TYPE_CHECKING:
 
 #: Seconds between two exports: each writes a file for every hour from which it has events.
 EVERY = 60.0
-#: Events of one file, held in memory until it is written: about 10 MB, because a worker's tasks need memory too.
+#: Events of one file, in memory until it is written: about 10 MB, because a worker's tasks need memory, too.
 BATCH = 10_000
-#: For how many rounds, and for how many seconds at the least, an exporter keeps the lead.
-ROUNDS, LEAST_LEAD = 3, 30.0
+#: An exporter keeps the lead for this many rounds, and at least this many seconds.
+ROUNDS, MIN_LEAD = 3, 30.0
 
 
 class Exporter(Duty):
-    """Exports every so many seconds."""
+    """Exports every `every` seconds."""
 
     title = "exporter"
     line_if_unanswered = "warning", "outcome_log.export_waiting"
@@ -49,14 +48,14 @@ class Exporter(Duty):
         super().__init__(every)
         self._outcomes, self._destination, self._audit, self._format = outcomes, destination, audit, format
         self._token = uuid.uuid4().hex
-        self._lead_ms = round(max(ROUNDS * every, LEAST_LEAD) * 1000)
+        self._lead_ms = round(max(ROUNDS * every, MIN_LEAD) * 1000)
 
     def leads(self) -> bool:
         """Whether this exporter leads."""
         return self._outcomes.lead(self._token, self._lead_ms)
 
     def step(self) -> int:
-        """Export all events and the new audit records; return how many events. Raises what broker and destination do."""
+        """Export all events and new audit records; return the number of events. Raises errors of broker and destination."""
         began = time.monotonic()
         try:
             done = self._outcomes.export(self._destination, format=self._format, batch=BATCH)
@@ -71,7 +70,7 @@ class Exporter(Duty):
         return done.events
 
     def failed(self, exc: Exception) -> None:
-        """Log what an operator must repair: the destination cannot be written, or pyarrow is missing."""
+        """Log what an operator must repair: the destination, or missing pyarrow."""
         if isinstance(exc, RedeliveryError):
             log.error("outcome_log.export_failed", to=self._destination, error=str(exc))
         elif isinstance(exc, ImportError):

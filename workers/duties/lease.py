@@ -1,13 +1,12 @@
-"""The lease: how a living worker shows that it lives, and how a dead one is found.
+"""The lease: a living worker renews it, and so a dead worker is found.
 
-One native thread in each worker, because a task on a solo pool blocks every timer of the event loop. It renews this worker's lease
-once a second, less often in a larger fleet (`pace`). Two workers of a fleet watch the leases of all: if
-every worker did, the load on the broker would grow with the square of the fleet. The two watchers renew once a second in any fleet.
-A watcher that does not renew its watch for three seconds is replaced, and its successor restarts the watch.
+Each worker renews its lease once a second, less often in a larger fleet (`pace`). Two workers of a fleet watch all leases: if every
+worker did, the load on the broker would grow with the square of the fleet. The two watchers renew once a second in any fleet. A
+watcher that does not renew its watch for three seconds is replaced, and its successor restarts the watch.
 
 An owner is fenced if one worker has seen no change of its counter for a whole lease (10 s by default), over one unbroken connection
-to one run of the server. Then the recoverer gives its messages back. Any error, and any answer that comes late, restarts the watch:
-an outage of the broker does not run the whole fleet's tasks twice.
+to one run of the server. Then the recoverer gives its messages back. Any error, and any late answer, restarts the watch: otherwise
+an outage of the broker would run the whole fleet's tasks twice.
 """
 
 from __future__ import annotations
@@ -31,16 +30,16 @@ if TYPE_CHECKING:
 
 #: Seconds between two renewals; a lease below 8 s is renewed eight times in its life.
 EVERY = 1.0
-#: In a fleet of more than so many workers, a pause is two times as long, or three times.
+#: With more workers than these, the pause is twice as long, or three times.
 MEDIUM, LARGE = 8, 32
-#: A watcher is replaced when it has not renewed for so many renewals.
+#: A watcher is replaced after this many missed renewals.
 WATCH = 3
-#: Plain workers' sweeps are kept away from held messages for this long, and this is refreshed so often (seconds).
+#: Seconds for which marks keep plain workers' sweeps away from held messages, and between two refreshes of the marks.
 HELD_FOR, REFRESH_EVERY = 86_400.0, 3_600.0
 
 
 def pace(workers: int) -> int:
-    """How many times `EVERY` a worker waits between two renewals, in a fleet of so many."""
+    """The multiple of `EVERY` between two renewals in a fleet of this many workers."""
     return 1 + (workers > MEDIUM) + (workers > LARGE)
 
 
@@ -62,7 +61,7 @@ class Lease(Duty):
         self._run_id = ""
         self._looked = time.monotonic()
         self._refreshed = time.monotonic()
-        #: Whether this worker is a watcher, or does not know it yet.
+        #: Whether this worker is a watcher. True until the first renewal says otherwise.
         self.watches = True
 
     def unanswered(self, exc: Exception) -> None:
@@ -77,7 +76,7 @@ class Lease(Duty):
         super().failed(exc)
 
     def step(self) -> None:
-        """Renew once; a watcher also looks once, and fences dead owners. Raises whatever the broker does."""
+        """Renew once; a watcher also fences dead owners. Raises the broker's errors."""
         owner = self._runtime.owner
         token = owner.token
         renewed = redis_of(self._runtime).leases.renew(token, self._shortest * WATCH)
@@ -95,18 +94,18 @@ class Lease(Duty):
             renewed = replace(renewed, recovering=True)
         self._on_renewed(renewed)
         if time.monotonic() - self._refreshed > REFRESH_EVERY:
-            self._keep_away(list(owner.held))
+            self._refresh_marks(list(owner.held))
 
-    def _keep_away(self, tags: list[str]) -> None:
-        """Refresh the marks that keep plain workers away. They last a day: a server that refuses is asked again in an hour."""
+    def _refresh_marks(self, tags: list[str]) -> None:
+        """Refresh the marks that keep plain workers away. They last a day: if the server refuses, try again in an hour."""
         self._refreshed = time.monotonic()
         try:
             redis_of(self._runtime).leases.extend(tags, HELD_FOR)
-        except REFUSED as exc:  # the watch goes on: if it restarted, nobody would be fenced
+        except REFUSED as exc:  # does not restart the watch, without which no owner would be fenced
             log.warning("lease.not_extended", error=str(exc), held=len(tags))
 
     def _watch(self, own: bytes) -> bool:
-        """Look at all leases once. Returns whether one was fenced."""
+        """Check all leases; return whether one was fenced."""
         transport, fenced = redis_of(self._runtime), False
         run_id = transport.client.info("server")["run_id"]
         if run_id != self._run_id:
@@ -129,7 +128,7 @@ class Lease(Duty):
         return fenced
 
     def _forget_if_stalled(self, now: float, lease: float) -> None:
-        """Restart the watch if the broker or this worker stood still: no owner could renew, or no renewal could be seen."""
+        """Restart the watch if the broker or this worker stalled, so that no renewal could be seen."""
         if now - self._looked > self._every + lease / 2 and self._seen:
             log.warning("lease.watch_restarted", error=f"no answer for {now - self._looked:.1f} s")
             self._seen.clear()

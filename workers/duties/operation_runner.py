@@ -1,11 +1,11 @@
 """The runner of operations: carries out what operators have begun (`redelivery ops list`), in the process that leads.
 
-A duty of every worker, of `redelivery dispatcher` and of the web page. One of them leads, by a lease on the broker, and only while
-there are operations that have not ended. If the leader dies, another process leads within some seconds, claims its operations, and
-continues them. Two leaders at once do no harm: an operation runs under one token, and the broker refuses every other token.
+It is a duty of every worker, of `redelivery dispatcher` and of the web page. One of them leads, by a lease on the broker, while
+there are open operations. If the leader dies, another process leads within some seconds, claims its operations, and continues them.
+Two leaders at once do no harm: an operation runs under one token, and the broker refuses every other token.
 
-Several operations run at once, each in a thread of its own. Operations on one dead-letter queue run one after another, the oldest
-first: two at once would pass over each other's dead letters.
+Several operations run at once, each in its own thread. Operations on one dead-letter queue run one after another, the oldest first:
+two at once would skip each other's dead letters.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
     from redelivery.middleware.runtime import Runtime
 
-#: Seconds between two looks of the leader and of the others, and how long the lead lasts.
+#: Seconds between two looks of the leader, and of the others; seconds that the lead lasts.
 EVERY, STANDING_BY, LEAD = 1.0, 2.0, 5.0
-#: Operations that run at once.
+#: The most operations that run at once.
 LIMIT = 4
 
 
@@ -54,7 +54,7 @@ class OperationRunner(Duty):
         self._running: dict[str, tuple[Operation, threading.Thread]] = {}
 
     def leads(self) -> bool:
-        """Whether this process leads: one does, while there are operations to carry out. Then it gives the lead up."""
+        """Whether this process leads, which it can only while there are open operations."""
         led, self._leads = self._leads, self._store.has_unended() and self._store.lead(self._token, LEAD)
         if self._leads and not led:
             log.info("operations.leads")
@@ -64,7 +64,7 @@ class OperationRunner(Duty):
         return self._leads
 
     def unanswered(self, exc: Exception) -> None:
-        """Log it; the next look finds out who leads."""
+        """Log it; the next look decides again who leads."""
         self._leads = False
         super().unanswered(exc)
 
@@ -80,14 +80,14 @@ class OperationRunner(Duty):
         self._leads = False
 
     def step(self) -> None:
-        """Look once, and begin what can be begun. Raises whatever the broker does."""
+        """Begin the operations that can run now. Raises the broker's errors."""
         self._running = {name: each for name, each in self._running.items() if each[1].is_alive()}
         busy = {_place(operation) for operation, _ in self._running.values()}
         for stored in self._store.unended():
             operation = Operation.of(stored)
             if operation.id in self._running or operation.state is State.PAUSED:
                 continue
-            if operation.has_ended:  # its record cannot be read, or was put back into the list of open ones
+            if operation.has_ended:  # its record is unreadable, or was put back into the list of open ones
                 self._close(operation, stored.state)
             elif len(self._running) < LIMIT and _place(operation) not in busy:
                 busy.add(_place(operation))
@@ -114,7 +114,7 @@ class OperationRunner(Duty):
 
 @contextmanager
 def carried_out(runtime: Runtime) -> Iterator[None]:
-    """Carry operations out during the block, if the broker keeps operations and answers at the beginning."""
+    """Carry out operations during the block, if the broker keeps them and answers at the beginning."""
     try:
         runner = OperationRunner(runtime) if is_kept(runtime.transport) else None
     except (RedeliveryError, *BROKER_ERRORS) as exc:
@@ -131,5 +131,5 @@ def carried_out(runtime: Runtime) -> Iterator[None]:
 
 
 def _place(operation: Operation) -> tuple[bool, str]:
-    """Where an operation takes messages from: operations of one place run one after another."""
+    """Where an operation takes messages from. Operations of one place run one after another."""
     return operation.kind is Kind.CANCEL, operation.queue

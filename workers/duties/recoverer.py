@@ -1,8 +1,8 @@
 """The recoverer: gives back, one by one, the messages that dead workers held.
 
-A native thread of its own in each worker, so that the lease is renewed and other owners are watched while it works. It handles
-every token in `recovering`, fenced by this worker or by another: a recoverer that dies half-way leaves its token there.
-`operations.fleet.recovery` describes the steps.
+It has its own native thread, so that the lease is renewed and other owners are watched while it works. It handles every token in
+`recovering`, whichever worker has fenced it: a recoverer that dies half-way leaves the token there. `operations.fleet.recovery`
+describes the steps.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ EVERY = 10.0
 
 
 class Recoverer(Duty):
-    """Recovers the messages of all fenced owners. It ends after the current message; another worker's recoverer goes on."""
+    """Recovers the messages of all fenced owners. If it ends after a message, another worker's recoverer goes on."""
 
     title = "recoverer"
     line_if_unanswered = "warning", "recoverer.waiting"
@@ -31,5 +31,5 @@ class Recoverer(Duty):
         self._recovery = Recovery(runtime, self._stopped.is_set)
 
     def step(self) -> None:
-        """Recover all fenced owners. Raises whatever the broker does."""
+        """Recover all fenced owners. Raises the broker's errors."""
         self._recovery.step()

@@ -1,17 +1,17 @@
-"""Remote control of what waits in the delay store: Celery's `revoke` reaches it, and `inspect scheduled` shows it.
+"""Remote control of the delay store: Celery's `revoke` cancels messages in it, and `inspect scheduled` shows them.
 
-A consumer bootstep that wraps control commands of Celery in this worker. Each does what Celery's command does, and then:
+A consumer bootstep wraps control commands of Celery in this worker. Each does what Celery's command does, and then:
 
 - `revoke` and `terminate` take the messages of these tasks out of the delay store. The first worker to do so stores REVOKED,
   reports it to a chord, sends the signal and the event, and records `revoked`;
-- `revoke_by_stamped_headers` does so with stamped messages, but looks only at those of this worker's queues that are due first.
-  Later ones are revoked when they are due, by any worker that remembers the stamps, as Celery does with every delayed message;
+- `revoke_by_stamped_headers` does the same with stamped messages among those of this worker's queues that are due first. Later ones
+  are revoked when they are due, by any worker that remembers the stamps, as in Celery;
 - `inspect scheduled` lists the messages that wait in the worker, and then those of its queues in the store that are due first.
 
 In addition, the command `redelivery` reports the worker's version of redelivery, its mode, its clock, and its running tasks.
 
-If the broker does not answer, nothing is lost: the worker remembers the revoked ids, as Celery's does, and the task is revoked when
-it is due.
+If the broker does not answer, nothing is lost: as in Celery, the worker remembers the revoked ids, and the task is revoked when it
+is due.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ if TYPE_CHECKING:
 
     from ..ports import Delayed, DelayStore
 
-#: The command of our own.
+#: redelivery's own command.
 ABOUT = "redelivery"
-#: How many waiting messages `inspect scheduled` lists, and how many are looked at for stamps.
+#: The most waiting messages that `inspect scheduled` lists, and that are searched for stamps.
 MAX_LISTED, MAX_SEARCHED = 500, 2000
-#: How many running tasks are named, the longest-running first.
+#: The most running tasks that are named, the longest-running first.
 MAX_RUNNING = 50
-#: The priority that Celery gives an ETA in its own timer, and shows.
+#: The priority of an ETA in Celery's timer, which Celery shows.
 ETA_PRIORITY = 6
 
 Command = Callable[..., Any]
@@ -66,18 +66,18 @@ class RemoteControl(bootsteps.StartStopStep):
     def __init__(self, consumer: Consumer, **kwargs: Any) -> None:
         super().__init__(consumer, **kwargs)
         self._consumer, self._runtime = consumer, consumer.app.redelivery
-        self._stands = False
+        self._is_installed = False
 
     def start(self, consumer: Consumer) -> None:
         """Wrap the commands, once: the consumer's mailbox outlives its connection."""
         control = next((step for step in consumer.blueprint.order if isinstance(step, Control)), None)
-        if control is None or self._stands:
+        if control is None or self._is_installed:
             return
-        node, self._stands = control.box.node, True
+        node, self._is_installed = control.box.node, True
         node.handlers = {**node.handlers, ABOUT: self._about}
-        searched = {Capability.CANCEL_DELAYED, Capability.BROWSE_LETTERS_UNMARKED}
-        if not searched <= self._runtime.transport.capabilities or not self._runtime.enforces:
-            return  # Celery's own commands stay: a revoked task is remembered, and revoked when it is due
+        required = {Capability.CANCEL_DELAYED, Capability.BROWSE_LETTERS_UNMARKED}
+        if not required <= self._runtime.transport.capabilities or not self._runtime.enforces:
+            return  # with Celery's own commands, a revoked task is remembered, and revoked when it is due
         ours = {
             "revoke": self._revoking,
             "terminate": self._revoking,
@@ -85,15 +85,14 @@ class RemoteControl(bootsteps.StartStopStep):
             "scheduled": self._listing,
             "dump_schedule": self._listing,
         }
-        standing = {name: wrap(node.handlers[name]) for name, wrap in ours.items() if name in node.handlers}
-        node.handlers = {**node.handlers, **standing}
+        node.handlers |= {name: wrap(node.handlers[name]) for name, wrap in ours.items() if name in node.handlers}
 
     def _about(self, _: Any) -> dict[str, Any]:
-        """What `redelivery doctor` and the operator's page ask of a worker."""
-        said = {"version": version("redelivery"), "mode": self._runtime.settings.mode, "now_ms": int(time.time() * 1000)}
+        """The answer for `redelivery doctor` and the operator's page."""
+        facts = {"version": version("redelivery"), "mode": self._runtime.settings.mode, "now_ms": int(time.time() * 1000)}
         token = self._runtime.owner.token if self._runtime.holds_messages else ""
         running = sorted(_running(), key=lambda each: -each["ms"])
-        return {**said, "owner": token, "runs": len(running), "running": running[:MAX_RUNNING]}
+        return {**facts, "owner": token, "runs": len(running), "running": running[:MAX_RUNNING]}
 
     def _revoking(self, command: Command) -> Command:
         @functools.wraps(command)
@@ -129,7 +128,7 @@ class RemoteControl(bootsteps.StartStopStep):
         return scheduled
 
     def _cancel(self, found: Iterable[Delayed]) -> None:
-        """Take these messages out of the store, and report their tasks as revoked, as Celery does."""
+        """Take these messages out of the store, and report their tasks as revoked."""
         try:
             for each in found:
                 self._cancel_one(each)
@@ -162,14 +161,14 @@ class RemoteControl(bootsteps.StartStopStep):
         return needed(broker_of(self._runtime.transport).delayed)
 
     def _waiting(self, most: int) -> list[Delayed]:
-        """The delayed messages of this worker's queues that are due first, at most so many."""
+        """The `most` delayed messages of this worker's queues that are due first."""
         consumer = self._consumer.task_consumer
         queues = [] if consumer is None else [queue.name for queue in consumer.queues]
         found: Iterator[Delayed] = (each for queue in queues for each in self._store.soonest(most, queue))
         return sorted(found, key=lambda each: each.due_ms)[:most]
 
     def _request(self, delayed: Delayed) -> Request | None:
-        """Celery's view of a message; None if it cannot be read, or this worker does not have its task: another worker may."""
+        """Celery's request for a message; None if it cannot be read, or only other workers have its task."""
         contents, consumer = delayed.contents, self._consumer
         task = consumer.app.tasks.get(contents.task)
         if task is None or not contents.is_task:
@@ -177,7 +176,7 @@ class RemoteControl(bootsteps.StartStopStep):
         try:
             message = Message(contents.message, channel=consumer.connection.default_channel, accept=consumer.task_consumer.accept)
             return Request(message, app=consumer.app, hostname=consumer.hostname, eventer=consumer.event_dispatcher, task=task)
-        except Exception as exc:  # noqa: BLE001 - anybody may have written the message
+        except Exception as exc:  # noqa: BLE001 - any client may have written the message
             log.debug("delayed.unreadable", task_id=contents.task_id, error=told(exc))
             return None
 
@@ -189,7 +188,7 @@ class RemoteControl(bootsteps.StartStopStep):
 
 
 def _running() -> Iterator[dict[str, Any]]:
-    """The tasks that the pool runs, each with the milliseconds for which it has run."""
+    """The tasks that the pool runs, each with its milliseconds so far."""
     now = time.monotonic()
     for request in list(state.active_requests):
         accepted, held = getattr(request, "accepted", None), getattr(request.message, "held", None)
@@ -199,7 +198,7 @@ def _running() -> Iterator[dict[str, Any]]:
 
 
 def _is_stamped(headers: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    """Whether one of the stamps of a message is one of these, as Celery compares them."""
+    """Whether a message has one of these stamps, compared as in Celery."""
     stamps, names = headers.get("stamps"), headers.get("stamped_headers")
     if not isinstance(stamps, dict) or not isinstance(names, list):
         return False

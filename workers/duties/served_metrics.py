@@ -1,7 +1,7 @@
 """The bootstep that serves a worker's own metrics, if the setting `metrics_listen` names an address.
 
-It begins when the consumer has connected for the first time. If another process has the address, or prometheus_client cannot write
-its files, a warning is logged, and the worker runs without metrics.
+It begins when the consumer has connected for the first time. If the address is taken, or prometheus_client cannot write its files,
+a warning is logged, and the worker runs without metrics.
 """
 
 from __future__ import annotations
@@ -20,13 +20,12 @@ if TYPE_CHECKING:
 
     from ..operations.metrics.server import MetricsServer
 
-
-#: The folder in which prometheus_client keeps all values of a process, if this variable names one.
+#: Names the folder in which prometheus_client keeps a process's values, if it is set.
 SHARED = "PROMETHEUS_MULTIPROC_DIR"
 
 
 def _require_shared_folder() -> None:
-    """Raise `OSError` if prometheus_client could not write there: each count would fail."""
+    """Raise `OSError` if prometheus_client cannot write to its folder: each count would fail."""
     folder = os.environ.get(SHARED)
     if folder is not None and not (Path(folder).is_dir() and os.access(folder, os.W_OK | os.X_OK)):
         msg = f"{SHARED} is {folder!r}, which is not a folder that can be written: make it, or unset the variable"
@@ -34,7 +33,7 @@ def _require_shared_folder() -> None:
 
 
 class ServedMetrics(bootsteps.StartStopStep):
-    """The bootstep."""
+    """The bootstep of the metrics."""
 
     requires = ("redelivery.middleware.worker.bootstep:Ingress",)
     label = "redelivery metrics"
@@ -48,7 +47,7 @@ class ServedMetrics(bootsteps.StartStopStep):
         return consumer.app.redelivery.settings.metrics_listen is not None
 
     def start(self, consumer: Consumer) -> None:
-        """Begin to count, and to serve the counts; after a lost connection both go on."""
+        """Begin to count and to serve; a lost connection does not end it."""
         if self._server is not None:
             return
         from ..operations.metrics.collector import page_of  # noqa: PLC0415 - prometheus_client is an extra
@@ -56,23 +55,23 @@ class ServedMetrics(bootsteps.StartStopStep):
         from ..operations.metrics.worker import WorkerMetrics  # noqa: PLC0415 - as above
 
         runtime = consumer.app.redelivery
-        found = WorkerMetrics(runtime.app.tasks)
+        metrics = WorkerMetrics(runtime.app.tasks)
         host, port = host_and_port(runtime.settings.metrics_listen)
         try:
             _require_shared_folder()
-            self._server = MetricsServer(host, port, lambda accept: page_of(found.registry, accept))
+            self._server = MetricsServer(host, port, lambda accept: page_of(metrics.registry, accept))
         except OSError as exc:
             log.warning("metrics.not_served", address=runtime.settings.metrics_listen, error=str(exc.strerror or exc))
             return
-        runtime.listener = found.count
+        runtime.listener = metrics.count
         self._server.begin()
         log.info("metrics.served", url=self._server.url)
 
     def stop(self, consumer: Consumer) -> None:
-        """The consumer has stopped, perhaps to connect again: tasks that still run are counted when they end."""
+        """Do nothing: tasks that still run are counted when they end."""
 
     def shutdown(self, consumer: Consumer) -> None:  # noqa: ARG002 - Celery's signature
-        """The worker ends."""
+        """End with the worker."""
         server, self._server = self._server, None
         if server is not None:
             server.end()

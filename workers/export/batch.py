@@ -1,9 +1,9 @@
-"""A batch of the outcome log, as the export takes it: entries, the log's cursor, and the gaps before the entries.
+"""A batch of the outcome log for the export: entries, the log's cursor, and the gaps before the entries.
 
 The entries of a page and the log's counters are read at one instant. A gap is found by arithmetic: the stream counts all entries
-that were ever added to it, and the cursor holds how many of them were exported. Entries that were not exported and are no longer in
-the stream are gone, whatever removed them. Nothing is changed here. Refused, each by name: entries that are not ours, and events
-with numbers that are too large for their columns.
+ever added to it, and the cursor holds how many were exported. Entries that were not exported and are no longer in the stream are
+lost, whatever removed them. Nothing is changed here. Entries that redelivery did not write, and events with numbers too large for
+their columns, are refused one by one.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
     from redelivery.middleware.brokers.redis.keys import Keys
 
-#: Entries of one answer: while the broker writes them (about 2 ms), all its other clients wait.
+#: Entries of one answer: while the broker writes it (about 2 ms), all other clients wait.
 PAGE = 1000
-#: The end of the year 9999, which Python's dates cannot pass (milliseconds since the epoch).
-_LATEST_MS = 253_402_300_799_999
+#: The end of the year 9999, the last that Python's dates have (milliseconds since the epoch).
+LATEST_MS = 253_402_300_799_999
 OTHER_EXPORT = "another export moved the cursor meanwhile: nothing is lost, but run one export at a time"
 
 _READ_LOG = Script("read_log")
@@ -35,7 +35,7 @@ _READ_LOG = Script("read_log")
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """An entry of the stream that is not ours, and why."""
+    """A refused entry of the stream, and why."""
 
     entry_id: str
     values: dict[str, str]
@@ -44,14 +44,14 @@ class Refused:
 
 @dataclass(slots=True)
 class Batch:
-    """A part of the log, from the cursor (`began`) up to `last`, which is the stream's entry number `position`."""
+    """A part of the log, from the cursor (`began`) to `last`, the stream's entry number `position`."""
 
     began: tuple[str, int] = ("", 0)
     last: str = "0-0"
     position: int = 0
     newest: str = "0-0"
     trimmed_at: str = ""
-    #: When it was read (the server's milliseconds), and whether the log held the entry that was looked for.
+    #: When it was read (the server's milliseconds), and whether the log held the entry `looked_for`.
     now_ms: int = 0
     has_entry: bool = False
     entries: list[Event | Refused] = field(default_factory=list)
@@ -96,8 +96,8 @@ def _read(client: Redis, keys: Keys, start: str, count: int, looked_for: str) ->
     answer: Any = _READ_LOG(client, [keys.outcomes, keys.exported, keys.trimmed], [start, count, looked_for])
     if answer is None:
         return None
-    told, entries, exported, trimmed, now_ms, has_entry = answer
-    info, cursor = {_text(name): value for name, value in _pairs(told)}, _texts(exported)
+    counters, entries, exported, trimmed, now_ms, has_entry = answer
+    info, cursor = {_text(name): value for name, value in _pairs(counters)}, _texts(exported)
     return Page(
         raw=[(entry_id, dict(_pairs(values))) for entry_id, values in entries],
         cursor=(cursor.get("id", ""), int(cursor.get("position", 0))),
@@ -110,7 +110,7 @@ def _read(client: Redis, keys: Keys, start: str, count: int, looked_for: str) ->
 
 
 def _add(batch: Batch, page: Page) -> None:
-    """Add a page to a batch, and the gap before it, if there is one."""
+    """Add a page, and a gap before it, to a batch."""
     first = not batch.entries
     if first:
         batch.began, batch.position = page.cursor, page.cursor[1]
@@ -118,7 +118,7 @@ def _add(batch: Batch, page: Page) -> None:
         batch.last = page.cursor[0] or batch.last
     elif page.cursor != batch.began:
         raise BrokerError(OTHER_EXPORT)
-    # Entries of this batch that are removed while it is read are here already. Any other entries that are gone were never read.
+    # Entries of this batch may be removed while it is read; any other entries that are gone were never read.
     if (page.gone != batch.position) if first else (page.gone > batch.position):
         batch.gaps.append(_gap(batch, page))
     batch.newest, batch.trimmed_at = page.newest, page.trimmed.get("at", "")
@@ -148,7 +148,7 @@ def _gap(batch: Batch, page: Page) -> Gap:
 
 
 def decoded(raw: Iterable[tuple[Any, Mapping[Any, Any]]]) -> Iterator[Event | Refused]:
-    """The answer of XRANGE or XREAD, as events. An entry that is not ours is refused by name; the others are still decoded."""
+    """The answer of XRANGE or XREAD, as events and refused entries."""
     for entry_id, values in raw:
         try:
             yield Event.from_entry(entry_id, values)
@@ -157,7 +157,7 @@ def decoded(raw: Iterable[tuple[Any, Mapping[Any, Any]]]) -> Iterator[Event | Re
 
 
 def storable(entries: Iterable[Event | Refused]) -> Iterator[Event | Refused]:
-    """The same entries, except that events with numbers too large for their columns are refused."""
+    """The entries; events with numbers too large for their columns are refused."""
     for entry in entries:
         if isinstance(entry, Refused) or _fits(entry):
             yield entry
@@ -169,11 +169,11 @@ def storable(entries: Iterable[Event | Refused]) -> Iterator[Event | Refused]:
 def _fits(event: Event) -> bool:
     counts = (event.generation, event.attempt, event.delivery, event.nesting)
     times = (each or 0 for each in (event.delay_ms, event.due_ms, event.started_ms, event.run_ms, event.waited_ms))
-    return all(abs(each) < 2**31 for each in counts) and all(abs(each) < 2**63 for each in times) and event.at_ms <= _LATEST_MS
+    return all(abs(each) < 2**31 for each in counts) and all(abs(each) < 2**63 for each in times) and event.at_ms <= LATEST_MS
 
 
 def order(entry_id: str) -> tuple[int, int]:
-    """The key by which stream ids are ordered."""
+    """The sort key of a stream id."""
     ms, _, number = entry_id.partition("-")
     return int(ms), int(number or 0)
 

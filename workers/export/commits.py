@@ -1,10 +1,10 @@
 """Commits: the record of what an export wrote, one small file for each batch, written after the batch's files.
 
 A commit is `_commits/<date>/<position>-<last id>.json` under the destination. It names the part of the log that its batch holds,
-and the files of the batch. The names for an app with a key prefix end with eight digits, made of its log's name, because another
-app may have the same ids. The cursor moves after the commit is written. So a reader of an object store, where no rename is atomic,
-can tell which files are whole; the reconciliation notices a missing file; and the next export notices another log than the one that
-was exported last, even if the broker has lost its cursor (FLUSHALL, a restored copy, a failover).
+and the files of the batch. With a key prefix the names end with eight digits, made from the log's name, because another app may
+have the same ids. The cursor moves after the commit is written. So a reader of an object store, which has no atomic rename, knows
+the complete files; the reconciliation notices a missing file; and the next export notices that the log is another one, even if the
+broker has lost its cursor (FLUSHALL, a restored copy, a failover).
 
 Limit: logs of two brokers under one key name need two destinations.
 """
@@ -22,7 +22,7 @@ from redelivery.display import scrubbed
 from redelivery.errors import InputError
 
 from ..ports import Gap
-from .batch import order
+from .batch import LATEST_MS, order
 from .tables import below, names, read_text, write_text
 
 if TYPE_CHECKING:
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 COMMITS = "_commits"
 _DAY = re.compile(r"\d{4}-\d\d-\d\d")
 _NAME = re.compile(r"\d{20}-(?P<last>\d+-\d+)(?P<ending>-[0-9a-f]{8})?\.json")
-#: The name of a log or an audit without a key prefix, on Redis and on RabbitMQ.
+#: The names of a log and an audit without a key prefix, on Redis and RabbitMQ.
 _PLAIN = re.compile(r"redelivery[.:](?:outcomes|audit)")
 
 
 def ending_of(log: str) -> str:
-    """The ending of the names of files with entries of this log (or audit); empty without a key prefix."""
+    """The ending of file names for this log (or audit); empty without a key prefix."""
     return "" if _PLAIN.fullmatch(log) else f"-{hashlib.sha256(log.encode()).hexdigest()[:8]}"
 
 
@@ -66,18 +66,15 @@ class Commit:
         return f"{COMMITS}/{date}/{name}"
 
 
-_LATEST_MS = 253_402_300_799_999
-
-
 def day_of(ms: int) -> str:
-    """The date (UTC) of a time in milliseconds since the epoch; the last date that Python has, for a later time."""
-    return datetime.fromtimestamp(min(ms, _LATEST_MS) / 1000, UTC).strftime("%Y-%m-%d")
+    """The date (UTC) of a time in milliseconds since the epoch; at most the last date that Python has."""
+    return datetime.fromtimestamp(min(ms, LATEST_MS) / 1000, UTC).strftime("%Y-%m-%d")
 
 
 def newest(destination: str, log: str) -> Commit | None:
-    """The commit of this log with the highest last entry, which is on the last day that has any of this log; None if there is none.
+    """The commit of this log with the highest last entry, from the last day that has any; None if there is none.
 
-    Other files and folders there are left alone. Raises `InputError` if the destination, or that commit, cannot be read.
+    Other files and folders are ignored. Raises `InputError` if the destination, or that commit, cannot be read.
     """
     folder, ending = below(destination, COMMITS), ending_of(log)
     for date in sorted(filter(_DAY.fullmatch, names(folder)), reverse=True):
@@ -86,9 +83,9 @@ def newest(destination: str, log: str) -> Commit | None:
         if own:
             name = max(own, key=lambda each: order(each["last"])).string
             try:
-                told = json.loads(read_text(below(folder, date), name))
-                order(told["last"])
-                return Commit(**{**told, "began": tuple(told["began"])})
+                stored = json.loads(read_text(below(folder, date), name))
+                order(stored["last"])
+                return Commit(**{**stored, "began": tuple(stored["began"])})
             except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as exc:
                 msg = f"{below(folder, f'{date}/{name}')} is not a commit of an export ({exc}): restore it, or move it away"
                 raise InputError(scrubbed(msg)) from exc
@@ -96,10 +93,10 @@ def newest(destination: str, log: str) -> Commit | None:
 
 
 def replaced(batch: Batch, commit: Commit | None) -> Gap | None:
-    """The gap before this batch if `commit` is of another log; `commit` was read before the batch.
+    """The gap before this batch if `commit`, which was read before it, is of another log.
 
     The cursor is before the end of a commit only if an export died between the two, or has not moved the cursor yet; then the
-    commit's last entry is in the log. Cursor and entry are read at one instant: between two reads another export may have ended.
+    commit's last entry is in the log. Cursor and entry are read at one instant, because another export may end in between.
     """
     if commit is None or not commit.files or order(batch.began[0] or "0-0") >= order(commit.last):
         return None

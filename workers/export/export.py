@@ -2,14 +2,14 @@
 
 1. A batch is read from the stream's oldest entry on.
 2. If entries had left the stream unexported, the gap is added to `_gaps.jsonl`.
-3. Entries that are not ours go to `_refused/refused-<first id>-<last id>.jsonl`, and a warning is logged. Spark skips both names.
-4. The events are written as `date=YYYY-MM-DD/hour=HH/outcomes-<first id>-<last id>.parquet` (UTC, by the event's time), each file
-   complete or not there at all, and flushed to the disk.
+3. Refused entries go to `_refused/refused-<first id>-<last id>.jsonl`, and a warning is logged. Spark skips both names.
+4. The events are written as `date=YYYY-MM-DD/hour=HH/outcomes-<first id>-<last id>.parquet` (UTC, by the event's time). Each file
+   is complete or absent, and flushed to the disk.
 5. A commit names the batch's files (`redelivery.workers.export.commits`).
 6. One script moves the cursor and removes the batch from the stream.
 
-A log has one cursor, and so one destination. A crash anywhere, or a second export at the same time, exports some events twice and
-loses none: an event keeps its id, and the books count each id once. If an export dies between 5 and 6, and the log passes its cap
+A log has one cursor, and so one destination. After a crash, or with two exports at once, some events are exported twice, and none
+is lost: an event keeps its id, and the books count each id once. If an export dies between 5 and 6, and the log passes its cap
 before the next one, the reported gap includes events that those files hold.
 """
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from ..ports import Format
 
-#: Entries of one file, held in memory until it is written (about 50 MB).
+#: Entries of one file, in memory until it is written (about 50 MB).
 BATCH = 50_000
 
 _REFUSED = pa.schema({"entry_id": pa.string(), "why": pa.string(), "values": pa.string()})
@@ -61,7 +61,7 @@ def export_outcomes(client: Redis, keys: Keys, destination: str, *, format: Form
         raise InputError(msg)
     result = ExportResult(destination)
     until: tuple[int, int] | None = None
-    commit = newest(destination, keys.outcomes)  # before the log is read: another export may go on meanwhile
+    commit = newest(destination, keys.outcomes)  # before the log, because another export may run
     while True:
         taken = take(client, keys, batch, commit.last if commit is not None else "")
         until = order(taken.newest) if until is None else until
@@ -75,7 +75,7 @@ def export_outcomes(client: Redis, keys: Keys, destination: str, *, format: Form
 
 
 def _write(client: Redis, keys: Keys, batch: Batch, result: ExportResult, format: Format) -> None:  # noqa: A002
-    """Write one batch: all its entries are on the disk before they are removed from the log."""
+    """Write a batch to the disk before its entries are removed from the log."""
     write_gaps(batch, result, keys.outcomes)
     ending = ending_of(keys.outcomes)
     refused = write_refused(batch, result, ending)
@@ -86,7 +86,7 @@ def _write(client: Redis, keys: Keys, batch: Batch, result: ExportResult, format
 
 
 def write_gaps(batch: Batch, result: ExportResult, name: str) -> None:
-    """Write the gaps before a batch of the log of this name to the destination, beside the events."""
+    """Note the gaps before a batch of the log of this name."""
     if not batch.gaps:
         return
     note(batch.gaps, result.destination, name)
@@ -96,7 +96,7 @@ def write_gaps(batch: Batch, result: ExportResult, name: str) -> None:
 
 
 def write_refused(batch: Batch, result: ExportResult, ending: str = "") -> int:
-    """Write the refused entries to a file of their own; return how many there were."""
+    """Write the refused entries to their own file; return how many there were."""
     refused = [entry for entry in batch.entries if isinstance(entry, Refused)]
     if not refused:
         return 0

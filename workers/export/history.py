@@ -1,7 +1,7 @@
-"""Exported outcome events, read again: the events of tasks whose ids begin with a text, or those that an actor caused.
+"""Search exported outcome events: those of tasks whose ids begin with a text, or those of an actor.
 
-The files of the newest hours are read first, until enough events have been looked at. Of a Parquet file, the searched column is
-read first, and the other columns only if one of its values matches. Of JSON lines every line is read.
+The files of the newest hours are read first, until enough events were searched. In a Parquet file the searched column is read
+first, and the other columns only if a value matches. In JSON lines every line is read.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ENDINGS = (".parquet", ".jsonl")
 
 @dataclass(slots=True)
 class Exported:
-    """The events that were found, how many events were looked at, and how many files were left unread."""
+    """The events found, how many were searched, and how many files were not read."""
 
     events: list[Event] = field(default_factory=list)
     looked_at: int = 0
@@ -35,7 +35,7 @@ class Exported:
 
 
 class Sought(NamedTuple):
-    """The events whose text in this column begins with `value` (with `is_whole`: is `value`). Events without a text never match."""
+    """Events whose text in this column begins with `value`, or with `is_whole` equals it. Events without a text never match."""
 
     column: str
     value: str
@@ -43,13 +43,13 @@ class Sought(NamedTuple):
 
     @property
     def text(self) -> bytes:
-        """The text that the line of each such event contains, in ASCII as lines are written."""
+        """The ASCII text that the line of each such event contains."""
         return json.dumps(self.value)[1:-1].encode()
 
     def has(self, row: Mapping[str, Any]) -> bool:
         """Whether this row matches."""
-        said = row.get(self.column)
-        return isinstance(said, str) and (said == self.value if self.is_whole else said.startswith(self.value))
+        text = row.get(self.column)
+        return isinstance(text, str) and (text == self.value if self.is_whole else text.startswith(self.value))
 
     def among(self, column: pa.ChunkedArray) -> pa.ChunkedArray:
         """Which values of the column match."""
@@ -59,22 +59,21 @@ class Sought(NamedTuple):
 def exported(uri: str, given: str, most: int) -> Exported:
     """The events of tasks whose ids begin with `given`, in the files at this URI.
 
-    Looks at `most` events, and at the rest of the file in which it reaches that number. Raises `InputError` if there are no such
-    files, or one cannot be read.
+    Searches `most` events, and the rest of the file in which it reaches that number. Raises `InputError` if there are no files, or
+    one cannot be read.
     """
     return _read(uri, Sought("task_id", given), most)
 
 
 def acts(uri: str, actor: str, limit: int, most: int) -> Exported:
-    """The newest events that name this actor (empty: any actor), up to the end of the file that has the `limit`th.
+    """The newest events of this actor (empty: any actor), up to the end of the file that has the `limit`th.
 
-    Looks at `most` events. Raises as `exported`.
+    Searches `most` events. Raises as `exported`.
     """
     return _read(uri, Sought("actor", actor, is_whole=bool(actor)), most, limit)
 
 
 def _read(uri: str, sought: Sought, most: int, limit: int | None = None) -> Exported:
-    """The events that match, the newest file first."""
     filesystem, folder = resolve(uri)
     found = Exported()
     try:
@@ -99,7 +98,7 @@ def _read(uri: str, sought: Sought, most: int, limit: int | None = None) -> Expo
 
 
 def _files(filesystem: fs.FileSystem, folder: str) -> list[str]:
-    """The files of events; names that begin with a dot or an underscore are left out."""
+    """The files of events, without names that begin with a dot or an underscore."""
     if filesystem.get_file_info(folder).type is fs.FileType.File:
         return [folder]
     there = filesystem.get_file_info(fs.FileSelector(folder, recursive=True, allow_not_found=True))

@@ -1,6 +1,6 @@
 """Files that only their owner may read (folders of mode 0700, files of 0600): they hold whole dead letters.
 
-Limit: a folder that exists already keeps its mode: others may still be able to enter it.
+Limit: an existing folder keeps its mode, which may let others in.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ FOLDER, FILE = 0o700, 0o600
 
 
 def private_folder(path: str | Path) -> None:
-    """Make a folder, and those above it that are missing. Raises `OSError`."""
+    """Make a folder and its missing parents. Raises `OSError`."""
     folder = Path(path)
     missing = [each for each in (folder, *folder.parents) if not each.exists()]
     for each in reversed(missing):
@@ -20,5 +20,5 @@ def private_folder(path: str | Path) -> None:
 
 
 def private_opener(path: str, flags: int) -> int:
-    """Open a file, as Python's `open(opener=…)` asks. Raises `OSError`."""
+    """Open a file: an `opener` for Python's `open`. Raises `OSError`."""
     return os.open(path, flags, FILE)

@@ -1,15 +1,15 @@
-"""The audit's records as files, beside the exported events.
+"""The audit's records as files, next to the exported events.
 
 All files are below `_audit` in the destination, a name that the books, Spark and every reader of events skip:
 
-- `<date>/records-<first id>-<last id>-<count>.jsonl`: records, by their times (UTC), each a JSON object on a line of its own; the
-  name for an app with a key prefix ends with `-<eight digits>` (`commits.ending_of`), because another app may have the same ids;
-- `_exported.jsonl`: how far each audit was exported; two apps with key prefixes of their own may share a destination;
+- `<date>/records-<first id>-<last id>-<count>.jsonl`: records, by their times (UTC), as JSON lines. With a key prefix the name ends
+  with `-<eight digits>` (`commits.ending_of`), because another app may have the same ids;
+- `_exported.jsonl`: how far each audit was exported, because two apps with different key prefixes may share a destination;
 - `_gaps.jsonl`: records that left the broker before they were exported.
 
-`_exported.jsonl` is updated after the records are written. If the process is killed in between, the next export writes the same
-records again, to the file of the same name if nothing was recorded since. So a reader takes each record once, by the audit's name
-(`log`) and the id of the record.
+`_exported.jsonl` is updated after the records are written. If the process is killed in between, the next export writes the records
+again, to the same file if there are no new ones. So a reader takes each record once, by the audit's name (`log`) and the record's
+id.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ _NEEDED = {"log": str, "record_id": str, "position": int}
 
 
 class Cursor(NamedTuple):
-    """How far an audit was exported: the last record's id, and how many records had been added up to it."""
+    """How far an audit was exported: the last record's id, and its number among all records ever added."""
 
     record_id: str = ""
     position: int = 0
 
 
 def cursor_of(destination: str, log: str) -> Cursor:
-    """How far this audit was exported to this destination. Raises `InputError` if that cannot be read."""
+    """How far this audit was exported here. Raises `InputError` if that cannot be read."""
     found = _cursors(destination).get(log, {})
     return Cursor(str(found.get("record_id", "")), int(found.get("position", 0)))
 
@@ -66,15 +66,15 @@ def _cursors(destination: str) -> dict[str, dict[str, Any]]:
 
 
 def write_records(destination: str, rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Write records, in the order in which they were made; return the files. Raises `InputError` if they cannot be written."""
+    """Write records, the oldest first; return the files. Raises `InputError` if they cannot be written."""
     days: defaultdict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for row in rows:
         days[day_of(row["at_ms"])].append(row)
     files = []
-    for day, its in days.items():
-        ending = ending_of(str(its[0]["log"]))
-        name = f"records-{its[0]['record_id']}-{its[-1]['record_id']}-{len(its)}{ending}.jsonl"
-        write_text("".join(f"{json.dumps(row)}\n" for row in its), below(destination, f"{AUDIT}/{day}"), name)
+    for day, of_day in days.items():
+        ending = ending_of(str(of_day[0]["log"]))
+        name = f"records-{of_day[0]['record_id']}-{of_day[-1]['record_id']}-{len(of_day)}{ending}.jsonl"
+        write_text("".join(f"{json.dumps(row)}\n" for row in of_day), below(destination, f"{AUDIT}/{day}"), name)
         files.append(f"{AUDIT}/{day}/{name}")
     return files
 
@@ -82,7 +82,7 @@ def write_records(destination: str, rows: Sequence[Mapping[str, Any]]) -> list[s
 def read_records(destination: str, kept: Sequence[str]) -> Iterator[list[dict[str, Any]]]:
     """The exported records, the newest first, a list for each day; each record once.
 
-    `kept` are the ids of the records that the broker still has, the newest first: files with only such records are not read. Raises
+    `kept` are the ids of the records that the broker still has, the newest first: files with only these are not read. Raises
     `InputError` if there is no destination, or a file cannot be read.
     """
     if not names(destination):
@@ -94,13 +94,13 @@ def read_records(destination: str, kept: Sequence[str]) -> Iterator[list[dict[st
         found = _FILE.fullmatch(path)
         if found is not None and not _are_kept(places, found["first"], found["last"], int(found["count"])):
             days[found["day"]].append(found["name"])
-    for day, its in sorted(days.items(), reverse=True):
-        rows = {(row["log"], row["record_id"]): row for name in its for row in _rows(below(folder, day), name)}
+    for day, files in sorted(days.items(), reverse=True):
+        rows = {(row["log"], row["record_id"]): row for name in files for row in _rows(below(folder, day), name)}
         yield sorted(rows.values(), key=lambda row: (row["at_ms"], order(row["record_id"])), reverse=True)
 
 
 def _are_kept(places: Mapping[str, int], first: str, last: str, count: int) -> bool:
-    """Whether the broker still has all records of a file; it has not if somebody removed one from the middle."""
+    """Whether the broker still has all records of a file, also those between the first and the last."""
     return first in places and last in places and places[first] - places[last] == count - 1
 
 

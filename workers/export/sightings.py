@@ -1,4 +1,4 @@
-"""What an inventory has seen: each life once, in the place where its message was seen last. Events of moves correct it."""
+"""The contents of an inventory: each life once, in the place where its message was seen last. Events of moves correct it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
     from ..letters import Contents
 
-#: Characters of an exception's message that are kept.
+#: The most characters of an exception's message.
 MAX_MESSAGE = 200
 
 QUEUE, UNACKED, DELAYED, DEAD_LETTER = "queue", "unacked", "delayed", "dead_letter"
 
 
 class Life(NamedTuple):
-    """The life that a message is in."""
+    """The life of a message."""
 
     task_id: str
     nesting: int
@@ -40,16 +40,16 @@ class Sight(NamedTuple):
 
 @dataclass(slots=True)
 class Inventory:
-    """The lives that were seen; a later sight replaces an earlier one. `unlisted` counts messages of queues that cannot be seen."""
+    """The lives seen; a later sight replaces an earlier one. `unlisted` counts the messages of queues that cannot be read."""
 
     lives: dict[Life, Sight] = field(default_factory=dict)
     unlisted: Mapping[str, int] = field(default_factory=dict)
 
     def see(self, contents: Contents, queue: str, place: str, seen_ms: int, *, due_ms: int | None = None, owner: str = "") -> None:
-        """Add a message that was found. A dead letter counts as one in any place: a handler may hold it, or it may wait for one."""
+        """Add a message. A dead letter counts as one in any place: a handler may hold it, or it may wait for its handler."""
         envelope, message = contents.envelope, None
         if envelope.is_letter:
-            place, due_ms, message = DEAD_LETTER, None, _said(envelope.failure)
+            place, due_ms, message = DEAD_LETTER, None, _message_of(envelope.failure)
         life = Life(contents.task_id, contents.nesting, envelope.generation, envelope.life_queue(queue))
         self.lives.pop(life, None)
         self.lives[life] = Sight(place, contents.task, due_ms, owner, seen_ms, message)
@@ -83,14 +83,14 @@ class Inventory:
         return counts
 
 
-def _said(failure: Mapping[str, Any] | None) -> str | None:
-    """The message of an exception, on one line; a header may hold anything under that name."""
+def _message_of(failure: Mapping[str, Any] | None) -> str | None:
+    """The exception's message on one line; a client may have written any value."""
     message = None if failure is None else failure.get("message")
     return " ".join(message[: MAX_MESSAGE * 2].split())[:MAX_MESSAGE] if isinstance(message, str) else None
 
 
 def _place_after(event: Event) -> str | None:
-    """Where a message is after this event; None if it is nowhere any more."""
+    """Where a message is after this event; None if it is gone."""
     if event.outcome == Outcome.DEAD_LETTERED:
         return DEAD_LETTER
     if event.outcome in TERMINAL:

@@ -1,8 +1,8 @@
-"""Tables: the columns of outcome events and of inventories, and how rows become files of Parquet or JSON lines.
+"""Tables: the columns of outcome events and inventories, and files of rows as Parquet or JSON lines.
 
-A file is complete or not there at all: it gets its name when its last byte is on the disk, or when the store has the whole object.
-Missing values are null; characters that are not valid Unicode are replaced. The reconciliation reads these columns by the same
-names and types (`redelivery.workers.reconciliation.schema`).
+A file is complete or absent: it gets its name when its last byte is on the disk, or when the store has the whole object. Missing
+values are null; invalid Unicode is replaced. The reconciliation reads these columns by the same names and types
+(`redelivery.workers.reconciliation.schema`).
 """
 
 from __future__ import annotations
@@ -31,12 +31,11 @@ if TYPE_CHECKING:
 
     from ..ports import Format
 
-#: The beginning of a URI; any other text is a path.
+#: The beginning of a URI. Any other text is a path.
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
-#: No names.
 NOTHING: Mapping[str, type] = {}
-#: Rows that are held in memory at once, and that form one row group.
+#: The rows in memory at once, which form one row group.
 ROW_GROUP = 20_000
 
 _TEXT, _COUNT, _MS = pa.string(), pa.int64(), pa.int64()
@@ -44,8 +43,8 @@ _TEXT, _COUNT, _MS = pa.string(), pa.int64(), pa.int64()
 #: An outcome event: a column for each field of it. Times are milliseconds since the epoch.
 EVENTS = pa.schema({each.name: _COUNT if "int" in str(each.type) else _TEXT for each in fields(Event)})
 
-#: A message that the broker holds; `owner` is the owner token of the worker that has it, empty if that worker is gone;
-#: `message` is the message of a dead letter's exception.
+#: A message that the broker holds. `owner` is the token of the worker that holds it, empty if that worker is gone; `message` is the
+#: text of a dead letter's exception.
 INVENTORY = pa.schema(
     {
         "task_id": _TEXT,
@@ -63,7 +62,7 @@ INVENTORY = pa.schema(
 
 
 def below(uri: str, path: str) -> str:
-    """A folder or file below a destination; the options behind the `?` of a URI (region, endpoint) stay at its end."""
+    """A folder or file below a destination; the options after a URI's `?` (region, endpoint) stay at its end."""
     folder, mark, options = uri.partition("?") if _SCHEME.match(uri) else (uri, "", "")
     return f"{folder.rstrip('/')}/{path}{mark}{options}"
 
@@ -77,11 +76,11 @@ def write_rows(
     format: Format = "parquet",  # noqa: A002 - the word for it
     private: bool = False,
 ) -> int:
-    """Write rows as the one file `<uri>/<name>.<format>`, in place of an earlier one of that name; returns how many.
+    """Write rows as the file `<uri>/<name>.<format>`, in place of an earlier one; return how many.
 
-    Folders are made as needed. `private`: on a local disk nobody but the owner may read the file or enter these folders. No rows
-    give a file without rows. Only `ROW_GROUP` rows are in memory at once. Raises `InputError` if the destination cannot be
-    written, and whatever `rows` raises: in both cases no file is left.
+    Folders are made as needed. `private`: on a local disk only the owner may read the file or enter these folders. Without rows the
+    file is empty. Only `ROW_GROUP` rows are in memory at once. Raises `InputError` if the destination cannot be written, and what
+    `rows` raises; then no file is left.
     """
     write = _write_parquet if format == "parquet" else _write_lines
     return _whole(uri, f"{name}.{format}", lambda sink: write(rows, sink, schema), private=private)
@@ -100,7 +99,7 @@ def remove(uri: str, file: str) -> None:
 
 
 def size_of(uri: str, file: str) -> int:
-    """How many bytes `<uri>/<file>` has, so that its reader can tell whether it is whole."""
+    """How many bytes `<uri>/<file>` has."""
     filesystem, folder = resolve(uri)
     return int(filesystem.get_file_info(f"{folder}/{file}").size or 0)
 
@@ -111,7 +110,7 @@ def names(uri: str) -> list[str]:
 
 
 def files_below(uri: str) -> list[str]:
-    """The files in the folder `uri` and in those below it, each by its path from there. Raises as `names`."""
+    """The paths of the files in the folder `uri` and below it, from there. Raises as `names`."""
     _, folder = resolve(uri)
     found = [each.path for each in _listed(uri, recursive=True) if each.type is fs.FileType.File]
     return sorted(path[len(folder) :].lstrip("/") for path in found)
@@ -151,7 +150,7 @@ def read_lines(uri: str, file: str, needed: Mapping[str, type] = NOTHING) -> lis
         for row in rows:
             if not isinstance(row, dict) or any(type(row.get(name)) is not kind for name, kind in needed.items()):
                 msg = f"a line is no object with {', '.join(needed) or 'columns'}"
-                raise ValueError(msg)  # noqa: TRY301 - told with the name of the file
+                raise ValueError(msg)  # noqa: TRY301 - reported with the file's name
     except FileNotFoundError:
         return []
     except (OSError, ValueError, RecursionError) as exc:
@@ -166,7 +165,7 @@ def is_on_this_machine(uri: str) -> bool:
 
 
 def resolve(uri: str) -> tuple[fs.FileSystem, str]:
-    """The filesystem of a path or a URI, and the path on it. Raises `InputError` if pyarrow does not know such a URI."""
+    """The filesystem of a path or a URI, and the path there. Raises `InputError` if pyarrow does not know the URI."""
     try:
         if _SCHEME.match(uri) is None:
             return fs.LocalFileSystem(), str(Path(uri).absolute())
@@ -178,9 +177,9 @@ def resolve(uri: str) -> tuple[fs.FileSystem, str]:
 
 
 def _whole(uri: str, file: str, write: Callable[[Any], int], *, private: bool = False) -> int:
-    """Let `write` fill a file, which gets its name when it is complete."""
+    """Have `write` fill a file, which gets its name when it is complete."""
     filesystem, folder = resolve(uri)
-    # Spark skips names that begin with a dot: a crash may leave such a file.
+    # A crash may leave such a file. Spark skips names that begin with a dot.
     unfinished = f"{folder}/.{file}.{uuid.uuid4().hex}"
     try:
         if private and isinstance(filesystem, fs.LocalFileSystem):
@@ -190,7 +189,7 @@ def _whole(uri: str, file: str, write: Callable[[Any], int], *, private: bool = 
         try:
             with _sink(filesystem, unfinished, private=private) as sink:
                 count = write(sink)
-            _name(filesystem, unfinished, f"{folder}/{file}")
+            _rename(filesystem, unfinished, f"{folder}/{file}")
         except BaseException:
             with contextlib.suppress(OSError):
                 filesystem.delete_file(unfinished)
@@ -203,7 +202,7 @@ def _whole(uri: str, file: str, write: Callable[[Any], int], *, private: bool = 
 
 @contextlib.contextmanager
 def _sink(filesystem: fs.FileSystem, path: str, *, private: bool) -> Iterator[IO[bytes] | pa.NativeFile]:
-    """A file to write to; after the block its bytes are on the disk, as far as the filesystem can guarantee that."""
+    """Open a file for writing; after the block its bytes are on the disk, as far as the filesystem guarantees that."""
     if isinstance(filesystem, fs.LocalFileSystem):
         with open(path, "xb", opener=private_opener if private else None) as sink:
             yield sink
@@ -214,12 +213,12 @@ def _sink(filesystem: fs.FileSystem, path: str, *, private: bool) -> Iterator[IO
             yield sink
 
 
-def _name(filesystem: fs.FileSystem, unfinished: str, path: str) -> None:
-    """Give a complete file its name, in place of an earlier one. On an object store the copy appears there as a whole."""
+def _rename(filesystem: fs.FileSystem, unfinished: str, path: str) -> None:
+    """Rename a complete file, in place of an earlier one. On an object store the copy appears as a whole."""
     if not isinstance(filesystem, fs.LocalFileSystem):
         try:
             filesystem.move(unfinished, path)
-        except NotImplementedError:  # Azure's blobs have a rename only in a hierarchical namespace
+        except NotImplementedError:  # Azure renames blobs only in a hierarchical namespace
             filesystem.copy_file(unfinished, path)
             filesystem.delete_file(unfinished)
         return
@@ -244,7 +243,7 @@ def _write_lines(rows: Iterable[Mapping[str, Any]], sink: Any, schema: pa.Schema
     count = 0
     for row in rows:
         line = {key: row[key] for key in schema.names if row.get(key) is not None}
-        # `json` writes ASCII, with escapes, also for a lone surrogate.
+        # `json` writes ASCII, with escapes, even for a lone surrogate.
         sink.write(json.dumps(line).encode() + b"\n")
         count += 1
     return count

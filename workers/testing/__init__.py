@@ -1,1 +1,1 @@
-"""What the pytest plugin (`redelivery.testing`) is made of: a broker, a worker, time moved on by hand, what died, what happened."""
+"""The parts of the pytest plugin (`redelivery.testing`): a broker, a worker, a clock to advance, dead letters and outcomes."""

@@ -1,10 +1,9 @@
-"""The broker of a test: the app uses it during the test, and has its own configuration again afterwards.
+"""The broker of a test: a private one, or the app's own.
 
-It is a private broker, or the app's own. All keys of the app, its Redis results included, are below a prefix, so that no test sees
-another's messages and the app's own keys are not touched. After the test these keys are deleted, and the app's configuration is as
-it was.
+During the test all keys of the app, its Redis results included, are below a prefix, so that no test sees another's messages and the
+app's own keys are not touched. After the test these keys are deleted, and the app's configuration is restored.
 
-Refused are an app without `Redelivery`, and one that runs its tasks eagerly.
+An app without `Redelivery`, or one that runs its tasks eagerly, is refused.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import subprocess
 import tempfile
 import time
 from contextlib import contextmanager, suppress
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
     from redelivery.middleware.runtime import Runtime
 
-#: Seconds that a private broker has to start and to stop.
+#: Seconds that a private broker may take to start, and to stop.
 TIMEOUT = 30.0
-#: Variables of the environment that Celery prefers to its configuration.
+#: Environment variables that Celery prefers to its configuration.
 VARIABLES = ("CELERY_BROKER_URL", "CELERY_BROKER_READ_URL", "CELERY_BROKER_WRITE_URL", "CELERY_RESULT_BACKEND")
 OF_REDIS = ("redis", "rediss", "socket", "sentinel")
 
@@ -52,7 +52,7 @@ def private_binary() -> str | None:
 
 @contextmanager
 def private_broker(binary: str) -> Iterator[str]:
-    """Run a server on a socket in a folder of its own; yields its URL. Raises `BrokerError` if it does not start."""
+    """Run a server on a socket in its own folder; yield its URL. Raises `BrokerError` if it does not start."""
     folder = Path(tempfile.mkdtemp(prefix="rd-"))  # short: the path of a socket may have 107 bytes
     options = {"port": "0", "unixsocket": str(folder / "s"), "dir": str(folder), "save": ""}
     command = [binary, *(word for name, value in options.items() for word in (f"--{name}", value))]
@@ -82,8 +82,8 @@ def _await_answer(process: subprocess.Popen[bytes], folder: Path) -> None:
                 client.ping()
             except (RedisError, OSError) as exc:
                 if process.poll() is not None or time.monotonic() > deadline:
-                    said = (folder / "log").read_text(errors="replace").strip().splitlines()
-                    why = said[-1] if said else exc
+                    lines = (folder / "log").read_text(errors="replace").strip().splitlines()
+                    why = lines[-1] if lines else exc
                     msg = f"the private broker did not start: {why}; set redelivery_broker = app to use your own"
                     raise BrokerError(msg) from exc
                 time.sleep(0.02)  # a starting server gives no signal to wait for
@@ -148,14 +148,14 @@ def _configure(app: Celery, url: str | None, prefix: str) -> None:
 
 
 def _set(app: Celery, name: str, value: Any) -> None:
-    """Set a name of the configuration, in place of every spelling of it."""
-    for each in app.conf._to_keys(name):  # noqa: SLF001 - with `namespace=` the name may stand there in another spelling
+    """Set a value of the configuration, whose name may have another spelling there (`namespace=`)."""
+    for each in app.conf._to_keys(name):  # noqa: SLF001 - Celery's
         app.conf.changes.pop(each, None)
     app.conf[name] = value
 
 
 def _forget_connections(app: Celery, runtime: Runtime) -> None:
-    """Drop what the app has cached of its broker and its results: it connects again, as it is configured then."""
+    """Drop the app's cached connections to broker and results, so that it connects as it is then configured."""
     app._pool = None  # noqa: SLF001 - as Celery itself does after a fork
     app.amqp._producer_pool = None  # noqa: SLF001 - as above
     vars(app.control.mailbox).pop("producer_pool", None)
@@ -170,7 +170,7 @@ def _close_connections(app: Celery, runtime: Runtime) -> None:
     backend = app._backend  # noqa: SLF001 - `backend` would make one
     if backend is not None and hasattr(backend, "result_consumer"):
         backend.result_consumer.stop()
-        # A result that is forgotten later, in some other test perhaps, unsubscribes: it would wait for a server that is gone.
+        # A result that is freed later, perhaps in another test, unsubscribes, and would wait for a server that is gone.
         backend.result_consumer.subscribed_to.clear()
         backend.result_consumer._pubsub = None  # noqa: SLF001 - as above, for Celery 5.6
         backend.client.connection_pool.disconnect()
@@ -182,8 +182,10 @@ def _close_connections(app: Celery, runtime: Runtime) -> None:
 
 
 def _delete_below(client: Redis, prefix: str) -> None:
-    with suppress(RedisError):  # a test may have ended its broker; its keys went with it
-        for page in _pages(client, prefix):
+    escaped = "".join(f"\\{each}" if each in "*?[]\\" else each for each in prefix)
+    with suppress(RedisError):  # a test may have ended its broker, and its keys with it
+        keys = client.scan_iter(match=f"{escaped}*", count=1000)
+        while page := list(islice(keys, 500)):
             client.unlink(*page)
 
 
@@ -192,15 +194,3 @@ def _delete_results(app: Celery) -> None:
     client = getattr(backend, "client", None)
     if isinstance(client, Redis):
         _delete_below(client, app.conf.result_backend_transport_options["global_keyprefix"])
-
-
-def _pages(client: Redis, prefix: str) -> Iterator[list[bytes]]:
-    escaped = "".join(f"\\{each}" if each in "*?[]\\" else each for each in prefix)
-    page: list[bytes] = []
-    for key in client.scan_iter(match=f"{escaped}*", count=1000):
-        page.append(key)
-        if len(page) >= 500:  # noqa: PLR2004 - keys of one command
-            yield page
-            page = []
-    if page:
-        yield page

@@ -1,13 +1,11 @@
-"""Time moved on by hand: nothing sleeps, and no clock is faked.
+"""A clock that a test advances: nothing sleeps, and no clock is faked.
 
-The messages in the delay store are moved nearer to their due times, step by step: until the next one is due, which the worker then
-processes to its end, and so on until the whole time has passed. So a message that fails again within that time is redelivered
-within it too, as it would be if the time had really passed.
+The due times in the delay store are brought nearer step by step: each step ends when the next message is due, and the worker
+processes it. So a message that fails again within the whole time is also redelivered within it. The messages in the delay store
+become older by the same time, so that `max_age`, `expires` and times to live hold.
 
-A message in the delay store becomes older by the same time, so that `max_age`, `expires` and times to live hold within it.
-
-Limits: only messages in the delay store are moved. Beat, `eta`s below `eta_threshold`, and messages in a queue or a dead-letter
-queue go by real time.
+Limits: only the delay store is affected. Beat, `eta`s below `eta_threshold`, and messages in a queue or a dead-letter queue go by
+real time.
 """
 
 from __future__ import annotations
@@ -59,7 +57,7 @@ class Clock:
 
 
 def aged(raw: bytes, ms: int) -> bytes:
-    """The message as it would be if it had been published, and first seen, `ms` milliseconds earlier."""
+    """The message as if it had been published, and first seen, `ms` milliseconds earlier."""
     try:
         message = opened(raw)
     except EnvelopeError:
@@ -67,7 +65,7 @@ def aged(raw: bytes, ms: int) -> bytes:
     headers = dict(message["headers"])
     envelope = Envelope.of(headers)
     if envelope.first_seen_ms is not None:
-        # All times of its history move, so that their order stays.
+        # Change all times of its history, so that their order stays.
         headers[HEADER] = replace(
             envelope,
             first_seen_ms=envelope.first_seen_ms - ms,

@@ -1,4 +1,4 @@
-"""`dead_letters`: the dead letters of a test's app, read from the broker at each look."""
+"""`dead_letters`: the dead letters of a test's app, read from the broker at each access."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .. import letters as contents
     from .worker import RunningWorker
 
-#: Dead letters of one queue that a test looks at.
+#: The most dead letters of one queue that a test sees.
 LIMIT = 10_000
 
 
@@ -57,7 +57,7 @@ class Letter:
 
 
 class DeadLetters(Sequence[Letter]):
-    """All dead letters of the app, the one that died first in front."""
+    """All dead letters of the app, the oldest death first."""
 
     def __init__(self, worker: RunningWorker) -> None:
         self._worker = worker
@@ -78,7 +78,7 @@ class DeadLetters(Sequence[Letter]):
         return repr(self._letters())
 
     def of(self, task_id: Any) -> list[Letter]:
-        """The dead letters of one task; `task_id` is its id, or what `delay` returned."""
+        """The dead letters of one task; `task_id` is its id, or the result of `delay`."""
         return [letter for letter in self._letters() if letter.task_id == str(task_id)]
 
     def redrive(self, letter: Letter | None = None) -> None:
@@ -92,7 +92,7 @@ class DeadLetters(Sequence[Letter]):
         letter.redrive()
 
     def _letters(self) -> list[Letter]:
-        """All dead letters, read when the worker has nothing more to do."""
+        """Read all dead letters, when the worker has nothing more to do."""
         self._worker.settle()
         runtime = self._worker.runtime
         found = [

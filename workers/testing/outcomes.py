@@ -1,4 +1,4 @@
-"""`outcomes`: the recorded events of a test's tasks, and a way to wait for their end."""
+"""`outcomes`: the recorded events of a test's tasks, and a wait for their end."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Outcomes:
         return repr([(event.task, str(event.outcome)) for event in self])
 
     def of(self, task_id: Any) -> list[Event]:
-        """The events of one task, in order; `task_id` is its id, or what `delay` returned."""
+        """The events of one task, in order; `task_id` is its id, or the result of `delay`."""
         return [event for event in self if event.task_id == str(task_id)]
 
     def names_of(self, task_id: Any) -> list[str]:
@@ -44,13 +44,12 @@ class Outcomes:
     def wait_for(self, task_id: Any, outcome: Outcome | str | None = None, timeout: float | None = None) -> Event:
         """Wait until the task's life has ended, or has had this outcome; return that event.
 
-        After a redrive it waits for the new life. `timeout` is in seconds (None: `redelivery_timeout`). Raises `TimeoutError`,
-        which says what has happened so far and, if the task is in the delay store, for how long it still waits; `ValueError` for an
-        unknown outcome.
+        After a redrive it waits for the new life. `timeout` is in seconds (None: `redelivery_timeout`). Raises `TimeoutError`, with
+        the outcomes so far and the remaining wait in the delay store; `ValueError` for an unknown outcome.
         """
         wanted = TERMINAL if outcome is None else frozenset({Outcome(outcome)})
         seconds = self._worker.timeout if timeout is None else timeout
-        found: Event = until(lambda: self._last(task_id, wanted), seconds, lambda: self._said(task_id, outcome))
+        found: Event = until(lambda: self._last(task_id, wanted), seconds, lambda: self._so_far(task_id, outcome))
         return found
 
     def _last(self, task_id: Any, wanted: frozenset[Outcome]) -> Event | None:
@@ -58,11 +57,11 @@ class Outcomes:
         newest = max((event.generation for event in events), default=0)
         return next((event for event in reversed(events) if event.generation == newest and event.outcome in wanted), None)
 
-    def _said(self, task_id: Any, outcome: Outcome | str | None) -> str:
+    def _so_far(self, task_id: Any, outcome: Outcome | str | None) -> str:
         names = self.names_of(task_id)
         wanted = "has not ended" if outcome is None else f"was not {Outcome(outcome)}"
-        said = f"{task_id} {wanted}; so far: {', '.join(names) if names else 'nothing: was it published by this app?'}"
+        text = f"{task_id} {wanted}; so far: {', '.join(names) if names else 'nothing: was it published by this app?'}"
         transport = redis_of(self._worker.runtime)
         waiting = needed(broker_of(self._worker.runtime.transport).delayed).of_task(str(task_id))
         waits = [each.due_ms - transport.now_ms() for each in waiting]
-        return f"{said}; it waits in the delay store: advance_time({max(min(waits), 0) / 1000:.1f})" if waits else said
+        return f"{text}; it waits in the delay store: advance_time({max(min(waits), 0) / 1000:.1f})" if waits else text

@@ -1,8 +1,8 @@
-"""A worker in a thread of the test's own process: the user's app, its tasks, its settings, a real broker.
+"""A worker in a thread of the test's own process, with the user's app, its tasks and settings, and a real broker.
 
-It consumes, answers remote control and has its duties running before the test begins. Limits: tasks run in threads of the process
-that tests, so a task that kills its process kills the test, and time limits do not hold (Celery has none for threads). Tasks see
-what the test's thread has patched or opened (a database transaction, for example) as any other thread sees it.
+Before the test begins it consumes, answers remote control and runs its duties. Limits: tasks run in threads of the test's process,
+so a task that kills its process kills the test, and time limits have no effect (Celery has none for threads). Tasks see what the
+test's thread has patched or opened (a database transaction, for example) like any other thread.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
     from redelivery.middleware.runtime import Runtime
 
-#: A worker's options, unless a test sets others: Celery's own names.
+#: A worker's default options, by Celery's names.
 OPTIONS: dict[str, Any] = {"pool": "threads", "concurrency": 2, "queues": None}
-#: Pools that can run beside the test in its process.
+#: Pools that can run in the test's process.
 POOLS = ("threads", "solo")
 #: Seconds between two looks at the broker.
 LOOK = 0.01
@@ -43,7 +43,7 @@ PROMOTED_AT_ONCE = 500
 
 
 def until(condition: Callable[[], Any], timeout: float, what: Callable[[], str]) -> Any:
-    """The value of a condition once it holds. Raises `TimeoutError` after `timeout` seconds, saying `what` was waited for."""
+    """Wait until a condition has a true value, and return it. Raises `TimeoutError`, with `what`, after `timeout` seconds."""
     deadline = time.monotonic() + timeout
     while True:
         value = condition()
@@ -56,20 +56,20 @@ def until(condition: Callable[[], Any], timeout: float, what: Callable[[], str])
 
 
 class _Controller(WorkController):
-    """Celery's worker; it also remembers what ended it, and reports when it consumes."""
+    """Celery's worker, which also keeps the cause of its end, and reports when it consumes."""
 
     cause: BaseException | None = None
 
     def on_before_init(self, **_: Any) -> None:
-        """Before anything else."""
+        """Called by Celery before anything else."""
         self.consumes = threading.Event()
 
     def on_consumer_ready(self, consumer: Any) -> None:  # noqa: ARG002 - Celery's signature
-        """The consumer has begun."""
+        """Note that the consumer has begun."""
         self.consumes.set()
 
     def stop(self, in_sighandler: bool = False, exitcode: Any = None) -> None:
-        """Celery calls this when it has caught an exception that ends a worker."""
+        """Called by Celery when it has caught an exception that ends a worker."""
         if exitcode:
             self.cause = sys.exc_info()[1]
         super().stop(in_sighandler, exitcode)
@@ -84,17 +84,17 @@ class RunningWorker:
         self.timeout = timeout
         self.hostname = anon_nodename(prefix=f"test{uuid.uuid4().hex[:8]}-")
         self._options = _checked(options)
-        self._standing_in = _standing_in(self.app)
+        self._restoring_globals = _restoring_globals(self.app)
         self._controller: _Controller | None = None
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Self:
-        self._standing_in.__enter__()
+        self._restoring_globals.__enter__()
         try:
             self._start()
         except BaseException:
             self._stop()
-            self._standing_in.__exit__(None, None, None)
+            self._restoring_globals.__exit__(None, None, None)
             raise
         return self
 
@@ -102,23 +102,20 @@ class RunningWorker:
         try:
             self._stop()
         finally:
-            self._standing_in.__exit__(None, None, None)
+            self._restoring_globals.__exit__(None, None, None)
 
     def settle(self, timeout: float | None = None) -> None:
-        """Wait until the worker has nothing to do: each published message has ended, or waits in the delay store.
-
-        Raises `TimeoutError`, which names the work that is left.
-        """
+        """Wait until each published message has ended, or waits in the delay store. Raises `TimeoutError` with the work left."""
         self.rest(timeout)
 
     def rest(self, timeout: float | None = None) -> int | None:
-        """As `settle`; returns the milliseconds until the next message of the delay store is due, None if none waits."""
-        found: list[int | None] = until(self._resting, self.timeout if timeout is None else timeout, self._said_of_work)
+        """As `settle`; return the milliseconds until the next message of the delay store is due, None if none waits."""
+        found: list[int | None] = until(self._resting, self.timeout if timeout is None else timeout, self._describe_work)
         return found[0]
 
     def _start(self) -> None:
         self.runtime.worker = ""
-        state.should_stop = None  # a worker that did not stop in time has left it set
+        state.should_stop = None  # set by a worker that did not stop in time
         try:
             self._controller = _Controller(
                 app=self.app,
@@ -163,21 +160,21 @@ class RunningWorker:
             state.should_stop = None
 
     def _end_duties(self) -> None:
-        """End the duties of a worker that does not stop: it must not renew a lease on the app's own broker."""
+        """End the duties of a worker that does not stop, so that it does not renew a lease on the app's own broker."""
         assert self._controller is not None  # noqa: S101 - it runs
         for step in self._controller.consumer.steps:
             if isinstance(step, Duties):
                 step.shutdown(self._controller.consumer)
 
     def _join(self, thread: threading.Thread) -> None:
-        """Wait for the worker's end, and wake its dispatcher, which sleeps up to a second."""
+        """Wait for the worker's end. Wake its dispatcher, which sleeps up to a second."""
         deadline = time.monotonic() + self.timeout
         while thread.is_alive() and time.monotonic() < deadline:
             with suppress(RedisError, OSError):  # a test may have ended its broker
                 redis_of(self.runtime).client.publish(redis_of(self.runtime).keys.wake, "")
             thread.join(LOOK * 2)
 
-    # what is under way
+    # the worker's work
 
     def _resting(self) -> list[int | None]:
         """The time until the next message is due, in a list; an empty list if there is work to do."""
@@ -186,7 +183,7 @@ class RunningWorker:
         return [] if work or (due is not None and due <= 0) else [due]
 
     def _look(self) -> tuple[dict[str, int], int | None]:
-        """At one instant: how many messages wait or are held, by place, and the milliseconds until the next delayed one is due."""
+        """How many messages wait or are held, by place, and the milliseconds until the next delayed one is due, at one instant."""
         transport = redis_of(self.runtime)
         queues = list(self.app.amqp.queues.consume_from)
         places = {name: transport.keys.list(name) for queue in queues for name in transport.keys.list_names(queue)}
@@ -201,7 +198,7 @@ class RunningWorker:
         due = round(earliest[0][1]) - (int(now[0]) * 1000 + int(now[1]) // 1000) if earliest else None
         return {place: int(count) for place, count in found.items() if count}, due
 
-    def _said_of_work(self) -> str:
+    def _describe_work(self) -> str:
         work, _ = self._look()
         places = ", ".join(f"{place}: {count}" for place, count in work.items()) or "messages that come back at once"
         running = ", ".join(sorted(f"{each.name}[{each.id}]" for each in list(state.active_requests)))
@@ -219,16 +216,16 @@ def _checked(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _refusal(cause: BaseException | None) -> RedeliveryError:
-    """What ended the worker before it was ready."""
+    """The error for a worker that ended before it was ready."""
     reason = cause.__context__ if isinstance(cause, SystemExit) and cause.__context__ is not None else cause
     if isinstance(reason, RedeliveryError):
         return reason
-    told = f"{type(reason).__name__}: {reason}" if reason is not None else "it did not say why; its log does"
-    return RedeliveryError(f"the worker did not start: {told}")
+    why = f"{type(reason).__name__}: {reason}" if reason is not None else "it did not say why; its log does"
+    return RedeliveryError(f"the worker did not start: {why}")
 
 
 @contextmanager
-def _standing_in(app: Celery) -> Iterator[None]:
+def _restoring_globals(app: Celery) -> Iterator[None]:
     """Restore after the test what a worker changes for its whole process: Celery's default app, its event loop."""
     default, current = _state.default_app, _state._tls.current_app  # noqa: SLF001 - Celery's threads have no other way to their app
     blocks, mutex, consumed = _state._task_join_will_block, app.clock.mutex, app.amqp.queues._consume_from  # noqa: SLF001 - as above

@@ -1,1 +1,1 @@
-"""Bounds: queues, the outcome log and dead-letter queues are kept within what the settings say."""
+"""Bounds: keep queues, dead-letter queues and the outcome log within the limits of the settings."""

@@ -1,7 +1,7 @@
 """The log keeper: keeps the outcome log within its byte cap, and warns when it fills.
 
-It is a duty of every worker, but in a fleet only those do it that watch the leases: if every worker did, an idle fleet would cost
-the broker as many looks as it has workers.
+Every worker has this duty, but in a fleet only the watchers of the leases do it: otherwise each further worker would cost an idle
+broker one more look.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ if TYPE_CHECKING:
 
     from redelivery.middleware.brokers.redis.transport import RedisTransport
 
-#: Seconds between two looks: at least; and at most, while the log has room for the events of that time.
+#: The least and the most seconds between two looks; the most if the log has room for the events of that time.
 EVERY, AT_MOST = 1.0, 5.0
-#: The fastest that a log grows (bytes a second): some 50,000 events.
+#: The fastest growth of a log (bytes a second): some 50,000 events.
 GROWTH = 20 * 1024 * 1024
-#: It acts at this part of the cap, so that the events between two looks do not exceed the cap.
+#: It trims at this part of the cap, so that the events between two looks do not exceed the cap.
 ACT_AT = 0.9
-#: The warning is repeated only after so many looks.
+#: Looks until the warning is repeated.
 QUIET = 300
 
 
 class LogKeeper(Duty):
-    """Looks at the outcome log: every five seconds while it has room, and once a second when it may soon be full."""
+    """Looks at the outcome log every five seconds while it has room, and once a second when it may soon be full."""
 
     title = "log"
     line_if_unanswered = "debug", "outcome_log.not_seen"
     line_if_failed = "error", "outcome_log.failed"
 
     def __init__(self, transport: RedisTransport, max_bytes: int, is_wanted: Callable[[], bool] = lambda: True) -> None:
-        """`is_wanted` is asked before each look, and says whether this worker takes it."""
+        """`is_wanted` says before each look whether this worker takes it."""
         super().__init__(EVERY)
         self._is_wanted = is_wanted
         self._transport = transport
@@ -44,12 +44,12 @@ class LogKeeper(Duty):
         self._quiet = 0
 
     def leads(self) -> bool:
-        """Whether this worker looks: the broker is not asked for this."""
+        """Whether this worker looks; this needs no call of the broker."""
         self._every = EVERY  # until a look says that the log has room
         return self._is_wanted()
 
     def step(self) -> None:
-        """Look once. Raises whatever the broker does."""
+        """Look once. Raises the broker's errors."""
         found = bound(self._transport.client, self._transport.keys, int(self._max_bytes * ACT_AT))
         self._every = min(max((found.cap - found.bytes) / GROWTH, EVERY), AT_MOST)
         self._quiet = max(self._quiet - 1, 0)

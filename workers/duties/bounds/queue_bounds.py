@@ -1,15 +1,15 @@
-"""The queue keeper: one thread in each worker that keeps queues within their policies, whoever publishes to them.
+"""The queue keeper: a thread in each worker that keeps queues within their policies, also against plain producers.
 
-Once a second it looks
+Once a second it looks at each of these:
 
-- at each queue with a `max_length`: messages beyond it are evicted, the oldest message of the least urgent priority first. With
-  `overflow` `refuse_publish` nothing is evicted: a warning says that the queue is too long;
-- at each queue with a `max_time_to_live`: expired messages at its head die (`expired`). Plain producers do not write when a message
-  was published: the worker that receives it decides;
-- at the dead-letter queues with `auto_delete_dead_letter_resources`: the record of an empty one is deleted.
+- A queue with a `max_length`: messages beyond it are evicted, the oldest message of the least urgent priority first. With
+  `overflow` `refuse_publish` nothing is evicted: a warning says that the queue is too long.
+- A queue with a `max_time_to_live`: expired messages at its head die (`expired`). Plain producers do not write when a message was
+  published: then the worker that receives it decides.
+- A dead-letter queue with `auto_delete_dead_letter_resources`: the record of an empty one is deleted.
 
-It looks at all queues that the app knows (`task_queues`), except for dead-letter queues that are named after their origin: they
-have bounds of their own. Any number of keepers may run: one script evicts a message, once.
+It looks at all queues that the app knows (`task_queues`), except for dead-letter queues named after their origin, which have other
+bounds. Any number of keepers may run: one script evicts a message, once.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from redelivery.settings import RedeliveryPolicy
 
 EVERY = 1.0
-#: Evictions from one queue in one look; the next look goes on.
+#: The most evictions from one queue in one look; the next look goes on.
 LIMIT = 5_000
-#: A warning about a queue is repeated only after so many looks.
+#: Looks until a warning about a queue is repeated.
 QUIET = 60
 
 
@@ -54,7 +54,7 @@ class QueueKeeper(Duty):
         self._forget = Script("forget")
 
     def step(self) -> None:
-        """Look once. Raises whatever the broker does."""
+        """Look once. Raises the broker's errors."""
         queues = self._runtime.app.amqp.queues
         self._quiet = {queue: looks - 1 for queue, looks in self._quiet.items() if looks > 1}
         policies = {queue: self._runtime.policies.policy_for(queue) for queue in list(queues)}
@@ -75,7 +75,7 @@ class QueueKeeper(Duty):
         transport = redis_of(self._runtime)
         if policy.overflow == "refuse_publish":
             length = sum(int(transport.client.llen(transport.keys.list(name))) for name in transport.keys.list_names(queue))
-            if length > most and self._may_say(queue):
+            if length > most and self._may_warn(queue):
                 why = "messages came from producers that do not keep the limit"
                 log.warning("queue.too_long", queue=queue, length=length, max_length=most, why=why)
             return
@@ -83,15 +83,15 @@ class QueueKeeper(Duty):
         self._evict(queue, Reason.MAX_LENGTH, why, most=most)
 
     def _end_expired(self, queue: str) -> None:
-        """Let expired messages die that are at the head of one of the queue's lists."""
+        """Let expired messages at the heads of the queue's lists die."""
         client, keys = redis_of(self._runtime).client, redis_of(self._runtime).keys
-        for place, name in enumerate(keys.list_names(queue), start=5):  # the lists' places among the script's keys
+        for place, name in enumerate(keys.list_names(queue), start=5):  # numbered as the script's keys
             raw: Any = client.lindex(keys.list(name), -1)
             if raw is not None and self._is_expired(queue, raw):
                 self._evict(queue, Reason.EXPIRED, "it expired while it waited in its queue", known=(place, raw))
 
     def _is_expired(self, queue: str, raw: bytes) -> bool:
-        """Whether this message has expired by its own headers; without a date, the worker that receives it decides."""
+        """Whether this message has expired. Without a date, the worker that receives it decides."""
         try:
             message = opened(raw)
         except EnvelopeError:
@@ -114,7 +114,7 @@ class QueueKeeper(Duty):
         most: int | None = None,
         known: tuple[int, bytes] | None = None,
     ) -> None:
-        """Evict the oldest messages, one by one, while there are any to evict."""
+        """Evict the oldest messages one by one, as long as the queue is too long or they have expired."""
         transport, count = redis_of(self._runtime), 0
         while count < LIMIT and not self._stopped.is_set():
             eviction = None
@@ -126,20 +126,20 @@ class QueueKeeper(Duty):
             if state == "done" and eviction is not None:
                 count += 1
                 announce_eviction(self._runtime, eviction, reason)
-            if state == "missing" and eviction is not None and self._may_say(queue):
+            if state == "missing" and eviction is not None and self._may_warn(queue):
                 alarm(eviction, queue)
             if state in {"within", "missing"} or not raw:
                 break
             known = at, raw
 
-    def _may_say(self, queue: str) -> bool:
+    def _may_warn(self, queue: str) -> bool:
         if queue in self._quiet:
             return False
         self._quiet[queue] = QUIET
         return True
 
     def _forget_empty(self, queue: str, policy: RedeliveryPolicy) -> None:
-        """Delete our record of an empty dead-letter queue; Redis removes the empty list itself."""
+        """Delete the record of an empty dead-letter queue; Redis removes the empty list itself."""
         transport = redis_of(self._runtime)
         for target in {policy.dead_letter_queue_for(queue), policy.expiry_queue_for(queue)} - {None}:
             names = [transport.keys.dead_letter_queues, *map(transport.keys.list, transport.keys.list_names(str(target)))]

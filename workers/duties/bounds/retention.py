@@ -1,13 +1,13 @@
 """The retention of dead letters: those that are too old for their queue, or too many, go into the archive.
 
-A duty of every worker; one of them does it, by a lease on the broker. A batch is written to the archive (`dead_letter_archive`),
-then one script takes each dead letter out and records it as `purged`. The reason is `expired` (the `dead_letter_time_to_live` of
-the queue where it died), or `max_length` (the `max_dead_letters` of the queues that use the dead-letter queue). A crash between the
-two steps leaves dead letters in both places, and the next look finishes. Without an archive none is removed, and a warning is
-logged.
+It is a duty of every worker; one of them does it, by a lease on the broker. A batch is written to the archive
+(`dead_letter_archive`), then one script takes each dead letter out and records it as `purged`. The reason is `expired` (the
+`dead_letter_time_to_live` of the queue where it died), or `max_length` (the `max_dead_letters` of the queues that use the
+dead-letter queue). After a crash between the two steps, dead letters are in both places until the next look. Without an archive
+none is removed, and a warning is logged.
 
-Limits: the oldest dead letters are looked at every half a minute, from the tail of the queue on. An old one that lies behind
-younger ones (it was moved there by hand) is removed within an hour. Times are the broker's.
+Limits: the oldest dead letters are checked every half a minute, from the tail of the queue on. An old one among younger ones (moved
+there by hand) is removed within an hour. Times are the broker's.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ from ..duty import Duty
 if TYPE_CHECKING:
     from redelivery.middleware.runtime import Runtime
 
-#: Seconds between two looks, between two that read whole queues, and how long the lead lasts.
+#: Seconds between two looks, between two looks at whole queues, and of the lead.
 EVERY, THOROUGHLY_EVERY, LEAD = 30.0, 3600.0, 90.0
-#: Dead letters of one batch, and so of one file.
+#: The most dead letters of one batch, and so of one file.
 BATCH = 500
-#: A missing archive is logged again only after so many looks.
+#: Looks until a missing archive is logged again.
 QUIET = 120
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """The limits of one dead-letter queue: its cap, and how long (seconds) the dead letters of each origin queue are kept."""
+    """The limits of one dead-letter queue: its cap, and the lifetime (seconds) of each origin's dead letters."""
 
     most: int | None
     lifetimes: dict[str, float | None]
 
 
 class Retention(Duty):
-    """Keeps the dead letters within their bounds, if any setting asks for it."""
+    """Keeps the dead letters within their bounds, if any setting limits them."""
 
     title = "retention"
     line_if_unanswered = "warning", "retention.waiting"
@@ -64,17 +64,17 @@ class Retention(Duty):
         self._quiet = 0
 
     def start(self, offset: float = 0.0) -> None:
-        """Begin, if any queue has such a setting; a second call changes nothing."""
+        """Begin, if any setting limits dead letters; a second call changes nothing."""
         if self.is_asked_for():
             super().start(offset)
 
     def is_asked_for(self) -> bool:
-        """Whether any row of the settings bounds dead letters."""
+        """Whether any row of the settings limits dead letters."""
         names = {"dead_letter_time_to_live", "max_dead_letters"}
         return any(names & row.fields.keys() for row in self._runtime.settings.rows)
 
     def leads(self) -> bool:
-        """Whether this worker does it: one does, by a lease on the broker."""
+        """Whether this worker does it, by a lease on the broker."""
         transport = redis_of(self._runtime)
         return transport.leases.lead(transport.keys.letter_keeper, self._token, LEAD)
 
@@ -86,18 +86,17 @@ class Retention(Duty):
             super().failed(exc)
 
     def step(self) -> int:
-        """Look once at every dead-letter queue; return how many were removed. Raises what the broker and the archive do."""
+        """Look once at every dead-letter queue; return how many were removed. Raises the broker's and the archive's errors."""
         is_thorough = time.monotonic() - self._thorough >= THOROUGHLY_EVERY
         gone = 0
         for name, rule in self._rules().items():
-            gone += self._outlived(name, rule, is_thorough=is_thorough)
-            gone += self._beyond(name, rule)
+            gone += self._purge_expired(name, rule, is_thorough=is_thorough)
+            gone += self._purge_excess(name, rule)
         if is_thorough:
             self._thorough = time.monotonic()
         return gone
 
     def _rules(self) -> dict[str, Rule]:
-        """Every dead-letter queue, with its limits."""
         runtime, users = self._runtime, {}
         for name, origin in dead_letters.known(runtime).items():
             users[name] = {origin}
@@ -114,8 +113,7 @@ class Retention(Duty):
             found[name] = Rule(most, lifetimes)
         return found
 
-    def _outlived(self, name: str, rule: Rule, *, is_thorough: bool) -> int:
-        """Purge the dead letters that are older than their queue keeps them."""
+    def _purge_expired(self, name: str, rule: Rule, *, is_thorough: bool) -> int:
         if not any(rule.lifetimes.values()):
             return 0
         transport, staying, gone = redis_of(self._runtime), 0, 0
@@ -128,7 +126,7 @@ class Retention(Duty):
             gone += went
             staying += len(letters) - len(old)
             if len(letters) < BATCH or (not went if old else not is_thorough):
-                break  # if there is no archive, the next look finds the same old dead letters
+                break  # without an archive, the next look finds the same old dead letters
         return gone
 
     def _is_old(self, letter: Letter, rule: Rule, now_ms: int) -> bool:
@@ -140,8 +138,7 @@ class Retention(Duty):
         lifetime = rule.lifetimes[queue]
         return lifetime is not None and letter.died_ms + lifetime * 1000 <= now_ms
 
-    def _beyond(self, name: str, rule: Rule) -> int:
-        """Purge the oldest dead letters beyond the cap."""
+    def _purge_excess(self, name: str, rule: Rule) -> int:
         transport, gone = redis_of(self._runtime), 0
         key = transport.keys.list(name)
         while rule.most is not None and not self._stopped.is_set():

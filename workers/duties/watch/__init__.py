@@ -1,1 +1,1 @@
-"""Watches: dead letters that nobody takes, and the depths of queues."""
+"""Watches over dead letters that nothing consumes, and the depths of queues."""

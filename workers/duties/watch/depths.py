@@ -1,8 +1,8 @@
-"""The depths of queues for OpenTelemetry, given by one worker of the fleet.
+"""The depths of queues for OpenTelemetry, reported by one worker of the fleet.
 
-It is the worker that watches the dead letters (`letter_watch`): if every worker gave the depths of the same queues, their sum would
-be wrong. The SDK asks when it collects. One look at the broker answers all questions of one collection. If the broker does not
-answer, a line is logged, and there are no depths.
+This is the worker that watches the dead letters (`letter_watch`): if every worker reported the same queues, the sum of the depths
+would be wrong. One look at the broker serves one collection of the SDK. If the broker does not answer, a line is logged, and there
+are no depths.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 
     from .letter_watch import LetterWatch
 
-#: Each gauge of Prometheus, and its name in OpenTelemetry.
-TOLD: Final = {
+#: Names of gauges: Prometheus → OpenTelemetry.
+GAUGES: Final = {
     "redelivery_queue_messages": "redelivery.queue.messages",
     "redelivery_delayed_messages": "redelivery.delayed.messages",
     "redelivery_dead_letters": "redelivery.dead_letters",
     "redelivery_held_messages": "redelivery.held.messages",
     "redelivery_overdue_seconds": "redelivery.overdue",
 }
-#: For how long the figures of a look are used (seconds).
-FRESH = 5.0
+#: Seconds for which the figures of a look are used.
+MAX_AGE = 5.0
 
 Depth = tuple[str, float, "Mapping[str, str]"]
 
@@ -52,22 +52,22 @@ class Depths:
             return []
         with self._lock:
             if time.monotonic() >= self._until:
-                self._found = self._looked()
-                self._until = time.monotonic() + FRESH
+                self._found = self._measure()
+                self._until = time.monotonic() + MAX_AGE
             return self._found
 
-    def _looked(self) -> list[Depth]:
+    def _measure(self) -> list[Depth]:
         try:
             families = measured(self._runtime)
         except BROKER_ERRORS as exc:
             log.warning("depths.not_seen", error=str(exc))
             return []
-        samples = [(TOLD[family.name], sample) for family in families if family.name in TOLD for sample in family.samples]
+        samples = [(GAUGES[family.name], sample) for family in families if family.name in GAUGES for sample in family.samples]
         return [(name, sample.value, _attributes(sample.labels)) for name, sample in samples]
 
 
 def _attributes(labels: Mapping[str, str]) -> dict[str, str]:
-    """Dead letters have the attributes of their DLQ and of their origin queue; other messages that of their queue."""
+    """DLQ and origin queue for dead letters; the queue for other messages."""
     place, queue = labels.get("dead_letter_queue"), labels.get("queue")
     if place is not None:
         return {"messaging.destination.name": place, "redelivery.queue": queue or ""}

@@ -1,12 +1,12 @@
-"""The watch over the dead letters: warns if nobody takes dead letters from their queue, or not fast enough.
+"""The watch over the dead letters: warns if nothing takes dead letters from their queue, or not fast enough.
 
-A duty of every worker; one of them does it, by a lease on the broker. A queue is *unread* if its oldest dead letter is the same as
-at the look before: any consumer takes the oldest first, be it a worker with a handler, a plain Celery worker, an operator or the
-retention. It *grows* if dead letters are taken, and yet it is longer at each of ten looks in a row. Each warning is repeated when
-the dead letters are twice as many, and once a day.
+It is a duty of every worker; one of them does it, by a lease on the broker. A queue is *unread* if its oldest dead letter is the
+same as at the look before: any consumer takes the oldest first (a worker with a handler, a plain Celery worker, an operator, the
+retention). It *grows* if dead letters are taken, but it is longer at each of ten looks in a row. Each warning is repeated when the
+dead letters are twice as many, and once a day.
 
-Solace asks for a consumer of each dead message queue, and does not report a queue without one. Limits: an unread queue is known at
-the second look, half a minute after the first. A new leader knows nothing of earlier looks.
+Solace recommends a consumer for each dead message queue, and does not report a queue without one. Limits: an unread queue is known
+at the second look, half a minute after the first. A new leader knows nothing about earlier looks.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from ..duty import Duty
 if TYPE_CHECKING:
     from redelivery.middleware.runtime import Runtime
 
-#: Seconds between two looks, and how long the lead lasts.
+#: Seconds between two looks, and of the lead.
 EVERY, LEAD = 30.0, 90.0
-#: Looks in a row at which a queue must be longer to count as growing, and looks after which a warning is repeated (a day).
+#: A queue counts as growing after this many longer looks in a row. A warning is repeated after this many looks (a day).
 GROWING, QUIET = 10, 2880
 UNREAD = "nobody takes dead letters from it: let a worker with a dead-letter handler consume it (-Q {name}), or see `dlq list`"
 BEHIND = "more dead letters arrive than are taken out: see `redelivery dlq causes`"
@@ -36,27 +36,27 @@ BEHIND = "more dead letters arrive than are taken out: see `redelivery dlq cause
 
 @dataclass(slots=True)
 class Watched:
-    """What is known of one queue: its length and oldest dead letter at the last look, and when the last warning was logged.
+    """One queue at the last look: its length, its oldest dead letter, and its last warning.
 
-    `grew` is how often in a row it was longer. `said` is its length at the last warning, `looks_since` the looks since then.
+    `grew` is how often in a row it was longer. `warned_at` is its length at the last warning, `looks_since` the looks since then.
     """
 
     length: int = 0
     oldest: bytes = b""
     grew: int = 0
-    said: int = 0
+    warned_at: int = 0
     looks_since: int = 0
 
     def look(self, length: int, oldest: bytes) -> Literal["unread", "growing"] | None:
-        """Take over its present state. Returns the warning to be logged, if any."""
+        """Note its present state; return the warning to log, if any."""
         is_read, is_longer = oldest != self.oldest, length > self.length
         self.grew = self.grew + 1 if is_read and is_longer and self.oldest else 0
         if length < self.length:
-            self.said = 0  # dead letters were taken: the next warning need not wait until they are twice as many
+            self.warned_at = 0  # dead letters were taken: the next warning must not wait for twice as many
         self.length, self.oldest, self.looks_since = length, oldest, self.looks_since + 1
-        if (is_read and self.grew < GROWING) or (length < 2 * self.said and self.looks_since < QUIET):
+        if (is_read and self.grew < GROWING) or (length < 2 * self.warned_at and self.looks_since < QUIET):
             return None
-        self.said, self.looks_since = length, 0
+        self.warned_at, self.looks_since = length, 0
         return "growing" if is_read else "unread"
 
 
@@ -73,11 +73,11 @@ class LetterWatch(Duty):
         self._runtime = runtime
         self._token = uuid.uuid4().hex
         self._watched: dict[str, Watched] = {}
-        #: Whether this worker is the one that watches.
+        #: Whether this worker watches.
         self.is_watching = False
 
     def leads(self) -> bool:
-        """Whether this worker watches, by a lease on the broker. If not, it forgets earlier looks: they become out of date."""
+        """Whether this worker watches, by a lease on the broker. If not, it forgets earlier looks."""
         transport = redis_of(self._runtime)
         leads = transport.leases.lead(transport.keys.letter_watcher, self._token, LEAD)
         if not leads:
@@ -86,7 +86,7 @@ class LetterWatch(Duty):
         return leads
 
     def step(self) -> None:
-        """Look once at every dead-letter queue. Raises whatever the broker does."""
+        """Look once at every dead-letter queue. Raises the broker's errors."""
         transport = redis_of(self._runtime)
         names = list(dead_letters.known(self._runtime))
         with transport.client.pipeline(transaction=False) as pipe:

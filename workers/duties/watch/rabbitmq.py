@@ -1,10 +1,10 @@
-"""The watch over the dead letters on RabbitMQ: as `letter_watch`, but by passive declares, because a look would mark them.
+"""The watch over the dead letters on RabbitMQ: as `letter_watch`, but by passive declares, because reading would mark them.
 
-A queue is *unread* if it has no consumer, and at least as many dead letters as at the look before: an operator's redrive or purge
-takes some. It *grows* if it has a consumer, and yet is longer at each of ten looks in a row. One worker watches: it holds an
-exclusive queue, which the broker deletes with its connection. Limits: the age of the dead letters cannot be seen.
+A queue is *unread* if it has no consumer, and not fewer dead letters than at the look before (an operator's redrive or purge would
+take some). It *grows* if it has a consumer, but is longer at each of ten looks in a row. One worker watches: it holds an exclusive
+queue, which the broker deletes with its connection. Limits: the age of the dead letters cannot be seen.
 
-It also declares an outcome log that somebody has deleted.
+It also declares a deleted outcome log again.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class AmqpLetterWatch(LetterWatch):
         self._watching = Watching(runtime.transport)
 
     def leads(self) -> bool:
-        """Whether this worker watches; it goes on for as long as its connection does."""
+        """Whether this worker watches, which lasts as long as its connection."""
         if not self._watching.goes_on:
             self._watched.clear()
             self.is_watching = False
@@ -41,7 +41,7 @@ class AmqpLetterWatch(LetterWatch):
         return self.is_watching
 
     def step(self) -> None:
-        """Look once at every dead-letter queue, and at the outcome log. Raises `ConnectionError` if the broker does not answer."""
+        """Look once at each dead-letter queue, and at the outcome log. Raises `ConnectionError` if the broker does not answer."""
         if self._watching.declare_log():
             log.warning("outcome_log.missing", why=MISSING)
         names = dead_letters.known(self._runtime)
@@ -56,7 +56,7 @@ class AmqpLetterWatch(LetterWatch):
                 tell(name, state, letters=letters, oldest=None)
 
     def stop(self, seconds: float = TIMEOUT) -> None:
-        """End, and let another worker watch."""
+        """End, so that another worker can watch."""
         super().stop(seconds)
         self.is_watching = False
         self._watching.end()
