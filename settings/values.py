@@ -76,11 +76,7 @@ def _is_whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _as_written(_: str, value: Any) -> Any:
-    return value
-
-
-def _where(holds: Callable[[Any], bool], rule: str, read: Check = _as_written) -> Check:
+def _where(holds: Callable[[Any], bool], rule: str, read: Check = lambda _, value: value) -> Check:
     """A check that reads the value with `read` and refuses it unless `holds` is true; `rule` is the rule in words."""
 
     def check(setting: str, value: Any) -> Any:

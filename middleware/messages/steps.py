@@ -98,7 +98,8 @@ def redelivered(
         lost={"delivery": envelope.delivery + 1, "trace": lost} if lost else None,
     )
     headers[HEADER] = envelope.to_header()
-    return {**message, "headers": headers, "properties": _redelivered_properties(message)}
+    info = {**mapping(message["properties"].get("delivery_info")), "redelivered": True}
+    return {**message, "headers": headers, "properties": {**message["properties"], "delivery_info": info}}
 
 
 def republished(header: object, delivery_info: object, queue: str, *, seen_ms: int, attempt: Attempt) -> dict[str, Any]:
@@ -228,11 +229,6 @@ def _begun(envelope: Envelope, message: Raw, queue: str, seen_ms: int) -> Envelo
         origin = {"queue": queue, "exchange": info.get("exchange", ""), "routing_key": info.get("routing_key", queue)}
         envelope = replace(envelope, origin=origin)
     return envelope
-
-
-def _redelivered_properties(message: Raw) -> Raw:
-    info = {**mapping(message["properties"].get("delivery_info")), "redelivered": True}
-    return {**message["properties"], "delivery_info": info}
 
 
 def _copies(headers: Mapping[str, Any]) -> list[str]:

@@ -34,7 +34,8 @@ def delay(policy: RedeliveryPolicy, deliveries: int, random: Randomness) -> floa
     spread = base * policy.redelivery_collision_avoidance_factor
     if not spread:
         return base
-    return _reflected(base + spread * random.choice((-1, 1)) * random.random(), policy.cap)
+    seconds = base + spread * random.choice((-1, 1)) * random.random()
+    return seconds if seconds <= policy.cap else max(policy.cap - (seconds - policy.cap), 0.0)
 
 
 def delay_range(policy: RedeliveryPolicy, deliveries: int) -> tuple[float, float]:
@@ -52,7 +53,3 @@ def _base(policy: RedeliveryPolicy, deliveries: int) -> float:
         return min(policy.cap, policy.redelivery_delay * policy.redelivery_delay_multiplier**exponent)
     except OverflowError:
         return policy.cap
-
-
-def _reflected(seconds: float, cap: float) -> float:
-    return seconds if seconds <= cap else max(cap - (seconds - cap), 0.0)

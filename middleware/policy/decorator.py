@@ -61,15 +61,12 @@ def redeliver(task: Any = NOTHING, /, **given: Any) -> Any:
     message waits in the broker, and each attempt is a delivery. Raises `ConfigurationError`.
     """
     options = Options.of(given)
-    if task is not NOTHING:
-        _refuse_if_no_task(task)
-        return _noted(task, options)
 
     def decorate(decorated: T) -> T:
         _refuse_if_no_task(decorated)
         return _noted(decorated, options)
 
-    return decorate
+    return decorate if task is NOTHING else decorate(task)
 
 
 def options_of(task: Any) -> Options | None:

@@ -28,19 +28,14 @@ if TYPE_CHECKING:
 Wait = Callable[[RetryCallState], float]
 Stop = Callable[[RetryCallState], bool]
 Retry = Callable[[RetryCallState], bool]
-
 STRATEGIES = ("wait", "stop", "retry")
 WHERE = "@redeliver"
-
 #: The attributes in which tenacity's composed strategies keep their parts.
 PARTS = ("retries", "stops", "strategies", "wait_funcs")
-
 #: The fields that `wait` replaces.
 DELAYS = ("redelivery_delay", "redelivery_delay_multiplier", "max_redelivery_delay", "redelivery_collision_avoidance_factor")
-
 #: The fields that `stop` replaces.
 LIMITS = ("max_delivery_attempts", "max_age")
-
 #: Tenacity's other arguments, why they are refused, and what to do instead.
 HOOKS: Mapping[str, str] = {
     "sleep": "the wait happens in the broker, and no process sleeps; give wait= alone",
@@ -81,7 +76,9 @@ class Options:
         for key, strategy in strategies.items():
             _refuse_unusable(key, strategy)
         fields = read_fields({key: value for key, value in given.items() if key in FIELDS}, WHERE)
-        _refuse_both("wait" in strategies, fields)
+        if "wait" in strategies and (both := [key for key in DELAYS if key in fields]):
+            msg = f"{WHERE}: wait and {both[0]} both say how long to wait: keep one"
+            raise ConfigurationError(msg)
         implied = _implied(strategies["stop"]) if "stop" in strategies else {}
         implied = {key: value for key, value in implied.items() if key not in fields}
         return cls(fields=MappingProxyType({**fields, **implied}), implied=frozenset(implied), **strategies)
@@ -122,13 +119,6 @@ def _is_asynchronous(strategy: Any) -> bool:
     if inspect.iscoroutinefunction(called) or inspect.iscoroutinefunction(type(called).__call__):
         return True
     return any(_is_asynchronous(part) for name in PARTS for part in getattr(strategy, name, ()))
-
-
-def _refuse_both(waits: bool, fields: Mapping[str, Any]) -> None:
-    both = [key for key in DELAYS if key in fields]
-    if waits and both:
-        msg = f"{WHERE}: wait and {both[0]} both say how long to wait: keep one"
-        raise ConfigurationError(msg)
 
 
 def _implied(stop: Stop) -> dict[str, Any]:

@@ -77,8 +77,6 @@ def decide_with_tenacity(
 
 
 class _Unanswered(Exception):
-    """A strategy returned no usable value."""
-
     def __init__(self, strategy: str) -> None:
         self.strategy = strategy
         super().__init__(strategy)

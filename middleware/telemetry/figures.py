@@ -182,7 +182,6 @@ class Figures:
 
 
 def _begin_anew_in_children(figures: Figures) -> None:
-    """Have each child of a pool begin at 0."""
     reference: Any = weakref.ref(figures)
 
     def after_in_child() -> None:

@@ -39,7 +39,10 @@ def begin_anew() -> None:
     if not stores or not all(hasattr(store, PARTS[0]) for store in stores.values()):
         return
     try:
-        fresh = {reader: type(store)(*_parts(store)) for reader, store in stores.items()}
+        fresh = {
+            reader: type(store)(*(getattr(store, name) for name in PARTS if hasattr(store, name)))
+            for reader, store in stores.items()
+        }
     except Exception:  # noqa: BLE001 - an SDK with another structure is not changed
         log.exception("telemetry.failed", step="fork")
         return
@@ -47,10 +50,6 @@ def begin_anew() -> None:
     for reader in fresh:
         if hasattr(reader, "_export_lock"):
             reader._export_lock = threading.Lock()  # noqa: SLF001 - see above
-
-
-def _parts(store: object) -> list[Any]:
-    return [getattr(store, name) for name in PARTS if hasattr(store, name)]
 
 
 def flush(**_: Any) -> None:

@@ -118,7 +118,6 @@ class Ingress(bootsteps.StartStopStep):
         return update_strategies
 
     def _replace_tracers(self, **_: Any) -> None:
-        """Replace the tracers that a child of the pool has built."""
         replace_tracers(self.runtime.app, self.runtime, str(self._hostname))
 
     def start(self, consumer: Consumer) -> None:
@@ -315,7 +314,6 @@ class Ingress(bootsteps.StartStopStep):
 
 
 def _refuse(lines: list[str]) -> None:
-    """End the worker, with a line for each contradiction, if there are any."""
     if lines:
         sys.stderr.writelines(f"redelivery: error: {harmless(line)}\n" for line in lines)
         raise SystemExit(1)

@@ -50,7 +50,6 @@ class _Hiding(logging.Filter):
         self._whole = {getattr(consumer, name, None) for name in WHOLE}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Hide parts of a record."""
         if redacting and (record.name != WARNINGS or OUTSIDE in str(record.args)):
             record.exc_info = record.exc_text = None
             record.msg = _hidden(record.msg)
@@ -93,7 +92,6 @@ class _Refused(logging.Filter):
     refusals: tuple[type[BaseException], ...]
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Change this one line, and drop none."""
         exc = record.exc_info[1] if record.exc_info else None
         if record.levelno == logging.CRITICAL and isinstance(exc, self.refusals):
             record.exc_info, record.msg, record.args = None, "the broker refuses what this worker needs, and it ends: %s", (exc,)

@@ -33,13 +33,10 @@ if TYPE_CHECKING:
 
 #: The beginning of a URI. Any other text is a path.
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
-
 NOTHING: Mapping[str, type] = {}
 #: The rows in memory at once, which form one row group.
 ROW_GROUP = 20_000
-
 _TEXT, _COUNT, _MS = pa.string(), pa.int64(), pa.int64()
-
 #: An outcome event: a column for each field of it. Times are milliseconds since the epoch.
 EVENTS = pa.schema({each.name: _COUNT if "int" in str(each.type) else _TEXT for each in fields(Event)})
 
@@ -231,9 +228,9 @@ def _rename(filesystem: fs.FileSystem, unfinished: str, path: str) -> None:
 
 
 def _write_parquet(rows: Iterable[Mapping[str, Any]], sink: Any, schema: pa.Schema) -> int:
-    count = 0
+    count, source = 0, iter(rows)
     with parquet.ParquetWriter(sink, schema, compression="zstd") as writer:
-        for group in _groups(rows):
+        while group := list(islice(source, ROW_GROUP)):
             writer.write_batch(_batch(group, schema))
             count += len(group)
     return count
@@ -247,12 +244,6 @@ def _write_lines(rows: Iterable[Mapping[str, Any]], sink: Any, schema: pa.Schema
         sink.write(json.dumps(line).encode() + b"\n")
         count += 1
     return count
-
-
-def _groups(rows: Iterable[Mapping[str, Any]]) -> Iterator[list[Mapping[str, Any]]]:
-    source = iter(rows)
-    while group := list(islice(source, ROW_GROUP)):
-        yield group
 
 
 def _batch(rows: list[Mapping[str, Any]], schema: pa.Schema) -> pa.RecordBatch:

@@ -61,11 +61,9 @@ class _Controller(WorkController):
     cause: BaseException | None = None
 
     def on_before_init(self, **_: Any) -> None:
-        """Called by Celery before anything else."""
         self.consumes = threading.Event()
 
     def on_consumer_ready(self, consumer: Any) -> None:  # noqa: ARG002 - Celery's signature
-        """Note that the consumer has begun."""
         self.consumes.set()
 
     def stop(self, in_sighandler: bool = False, exitcode: Any = None) -> None:

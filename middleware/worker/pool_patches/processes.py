@@ -106,10 +106,15 @@ class PoolProcesses:
         """Tell each child to end after its task; one with a half-written task is told in a later call."""
         busy = self._half_written()
         for child in list(self.inner._pool):  # noqa: SLF001
-            if child.pid not in self._told and child.inqW_fd not in busy:
-                with suppress(BlockingIOError):  # its pipe is full
-                    self._put_end(child)
-                    self._told.add(child.pid)
+            if child.pid in self._told or child.inqW_fd in busy:
+                continue
+            try:
+                child.inq.put(None)
+            except BlockingIOError:  # its pipe is full
+                continue
+            except OSError:  # the child no longer reads
+                log.debug("child.not_told", pid=child.pid)
+            self._told.add(child.pid)
         self._reap()
 
     def cut(self, cancel: Callable[[], None]) -> None:
@@ -162,15 +167,6 @@ class PoolProcesses:
             if writer is not None and writer in writers and child is not None and child._is_alive():  # noqa: SLF001
                 found[child.inqW_fd] = writer
         return found
-
-    @staticmethod
-    def _put_end(child: Any) -> None:
-        try:
-            child.inq.put(None)
-        except BlockingIOError:
-            raise
-        except OSError:  # the child does not read any more
-            log.debug("child.not_told", pid=child.pid)
 
     def _read(self, pipe: int) -> None:
         """Read from this pipe. A message may come in pieces, which the loop collects."""

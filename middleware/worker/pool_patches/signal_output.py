@@ -31,7 +31,6 @@ class _Saying:
         self.say, self._note = say, note
 
     def __call__(self, msg: str, f: Any = sys.__stderr__) -> None:
-        """Called by the handlers."""
         self._note()
         if _is_writable(f):
             self.say(msg, f)
