@@ -1,14 +1,13 @@
 """Log lines of this project: structlog events named `noun.verb_past`, written to the standard logger `redelivery`.
 
-The host application's own logging is not changed: nothing is configured here. If the host has configured structlog, these lines go
-through its processors; if not, they are written as `event key=value` lines. `docs/logging.md` lists the events.
+The host application's logging is not changed. If the host has configured structlog, these lines go through its processors;
+otherwise they are `event key=value` lines. `docs/logging.md` lists the events.
 
-A line cannot move the cursor or break into two lines: control characters in any text are shown as escapes. No URL in it has a user
-or a password. If an app of this process sets `redact`, a line has no text of an exception either: only the places and types of a
-traceback are kept. Celery's own lines about tasks are then changed in the same way (`celery_lines`).
+Control characters are shown as escapes, and no URL has a user or a password. If an app of this process sets `redact`, a line has no
+text of an exception either: only the places and types of a traceback stay. `celery_lines` does the same with Celery's lines.
 
-The lines that a task writes have the task's id, attempt, queue and generation: they are bound as structlog context variables while
-it runs, and `TaskContext` is a standard `logging.Filter` that puts the same values on records of the standard library.
+While a task runs, its id, attempt, queue and generation are bound as structlog context variables. `TaskContext` is a standard
+`logging.Filter` that puts the same values on records of the standard library.
 """
 
 from __future__ import annotations

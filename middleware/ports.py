@@ -38,9 +38,9 @@ class Capability(StrEnum):
     - `SERVER_TIME`: times are by the broker's clock; otherwise by each machine's own.
     - `BROKER_DELAYS`: messages that are not due wait in the broker; otherwise in the worker.
     - `EXACT_DELAYS`: delays are milliseconds; otherwise whole seconds, rounded up.
-    - `DELAY_STORE_LISTING`, `CANCEL_DELAYED`, `PROMOTE_DELAYED`: delayed messages can be listed, removed, and made due earlier.
+    - `DELAY_STORE_LISTING`, `CANCEL_DELAYED`, `PROMOTE_DELAYED`: delayed messages can be listed, removed, made due earlier.
     - `DEAD_LETTER_QUEUES`: dead letters are kept.
-    - `BROWSE_LETTERS_UNMARKED`: reading dead letters or delayed messages takes them from nobody, and leaves no mark on them.
+    - `BROWSE_LETTERS_UNMARKED`: reading dead letters or delayed messages neither takes nor marks them.
     - `HEAD_OF_QUEUE`: a message that did not run goes back to the head of its queue; otherwise behind all others.
     - `QUEUE_BOUNDS`, `LETTER_BOUNDS`: redelivery enforces `max_length`, and `dead_letter_time_to_live` with `max_dead_letters`.
     - `REDELIVERY_BUDGETS`: redelivery enforces `redeliveries_per_second`.

@@ -109,10 +109,7 @@ class Runtime:
 
     @cached_property
     def transport(self) -> Transport:
-        """The app's broker, with a client of its own; `capabilities` names what this broker can do.
-
-        Raises `BrokerUnavailable`, `BrokerError`.
-        """
+        """The app's broker, with its own client. Raises `BrokerUnavailable`, `BrokerError`."""
         return self._connect(self.app)
 
     @property

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from . import values
 from .values import checks_of, setting
 
-#: A lease is renewed once a second: with a shorter lease, a busy worker would be taken for dead.
+#: A lease is renewed once a second. With a shorter lease, a busy worker would count as dead.
 MIN_LEASE = 2.0
 #: Environment variables that name the release if the settings do not. The first one set is used.
 RELEASE_VARIABLES = ("IMAGE_TAG", "SENTRY_RELEASE")

@@ -1,7 +1,7 @@
 """Names that no queue of an app may have: those of redelivery, kombu, Celery and the broker.
 
-Only this module checks a name before it becomes a key on Redis or a queue on RabbitMQ; `middleware.transitions.homes` also asks the
-broker. One list applies to all brokers, so that a change of the broker makes no setting dangerous.
+One list applies to all brokers, so that a change of the broker makes no setting dangerous. `middleware.transitions.homes` also asks
+the broker.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Publications: messages of a producer that the broker does not have yet, and batches of them.
 
-kombu would publish the message at once. Here it is kept as kombu has prepared it: the body is already bytes, and the headers are
-copied, so the caller may change its own objects. The channel makes its own message when the batch is sent. A message with an
-unusual header or property, which the channel may be unable to write, is published by its own call.
+A message is kept as kombu has prepared it: the body is bytes already, and the headers are copied, so the caller may change its own
+objects. A message with an unusual header or property, which the channel may be unable to write, is published by its own call.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ The first rule that applies decides:
 3. the policy's `max_delivery_attempts` are used up: `exhausted`, or `worker_lost` or `time_limit` if that ended the last attempt;
 4. the task's own retry limit is used up: `exhausted`;
 5. the delay would end after `max_age`: `max_age`;
-6. otherwise the message is delivered again, after the delay that was asked for, or the policy's own.
+6. otherwise the message is delivered again, after the requested delay, or the policy's.
 
 A message that dies is kept as a dead letter. It is discarded if it is not eligible, or if the policy names no dead-letter queue.
 """

@@ -55,7 +55,7 @@ def redeliver(
 
 
 def redeliver(task: Any = NOTHING, /, **given: Any) -> Any:
-    """Give a task a policy of its own: any field of `RedeliveryPolicy`, or tenacity's `wait`, `stop` and `retry`.
+    """Give a task its own policy: any field of `RedeliveryPolicy`, or tenacity's `wait`, `stop` and `retry`.
 
     It takes precedence over the settings' `queues` and `tasks`; `override` and what the task raises take precedence over it. The
     message waits in the broker, and each attempt is a delivery. Raises `ConfigurationError`.

@@ -1,8 +1,8 @@
 """The figures: messages sent and delivered, outcomes and reasons, run times and waits, and the depths of queues.
 
-Counters are kept here and read when the SDK collects: an SDK's own counter takes several microseconds for each task. Each run time
-and each wait is one measurement, which the SDK sorts into its buckets. To save time, measurements are passed to the SDK together:
-when it collects, or when `MAX_PENDING` wait. A forked process begins at 0. The number of series is bounded (`series`).
+Counters are kept here and read when the SDK collects, because an SDK's own counter takes several microseconds for each task. Run
+times and waits are passed to the SDK together, to save time: when it collects, or when `MAX_PENDING` wait. A forked process begins
+at 0.
 """
 
 from __future__ import annotations

@@ -8,10 +8,8 @@ have written that header, so the origin is accepted only if one of these is true
 - the dead-letter queue that holds the letter is named after the queue, as the policies name dead-letter queues;
 - the last worker with redelivery that used this dead-letter queue consumed that queue (Redis).
 
-Exchange and routing key are used only if the app declares them for that queue. Otherwise the letter goes directly to the queue.
-
-Any other origin is refused with `EnvelopeError`. So is a name that `settings.names` refuses, or under which Redis holds something
-other than a queue.
+Any other origin is refused with `EnvelopeError`, and so is a name that `settings.names` refuses, or that Redis uses for something
+else. Exchange and routing key are used only if the app declares them for the queue; otherwise the letter goes directly there.
 """
 
 from __future__ import annotations

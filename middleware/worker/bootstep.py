@@ -1,8 +1,8 @@
 """The consumer bootstep, which wraps Celery's message handlers.
 
-It starts receiving on the worker's task channel, and wraps every task and its request class. `admission` decides about a message
-before Celery sees it. A message that is not a task, cannot be read, or names an unknown task dies, and its bytes are kept
-(`transitions.death`): Celery would drop it. After any other error with one message, the message dies, and the worker goes on.
+It starts receiving, and wraps every task and its request class. `admission` decides about a message before Celery sees it. A
+message that is not a task, cannot be read, or names an unknown task dies, and its bytes are kept: Celery would drop it. After any
+other error with a message, the message dies, and the worker goes on.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Celery's request for a task, as a thin adapter that passes Celery's calls to one delivery.
 
 A message that this worker holds has a `HeldDelivery` (`LetterDelivery` if it is a dead letter). Celery alone ends all others, which
-is recorded (`ObservedDelivery`).
-
-Limits: Celery's generated request class overrides `execute_using_pool` and `on_success`, so these methods are never called here. A
-success is recorded in `acknowledge`, or by a wrapper of `on_success`.
+`ObservedDelivery` records. Celery's generated request class overrides `execute_using_pool` and `on_success`, so a success is
+recorded in `acknowledge`, or by a wrapper of `on_success`.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class Dispatcher(Duty):
     begins_at_once = True
 
     def __init__(self, transport: RedisTransport, *, standing_by: float = MAX_SLEEP) -> None:
-        """`standing_by`: seconds between two tries to lead, if nobody calls `wake`."""
+        """`standing_by`: seconds between two tries to lead, without a `wake`."""
         super().__init__(standing_by)
         self._transport, self._standing_by = transport, standing_by
         self._token = uuid.uuid4().hex

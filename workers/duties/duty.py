@@ -1,7 +1,7 @@
 """A duty: repeated work of a worker in addition to its tasks, in its own native thread.
 
-The thread is native, because a task on a solo pool blocks every timer of the event loop. A duty goes on whatever fails: if the
-broker does not answer, the next step tries again; any other exception is a bug and is logged. A stop waits for the current step.
+The thread is native, because a task on a solo pool blocks every timer of the event loop. If the broker does not answer, the next
+step tries again; any other exception is a bug and is logged. A stop waits for the current step.
 """
 
 from __future__ import annotations

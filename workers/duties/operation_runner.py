@@ -44,7 +44,7 @@ class OperationRunner(Duty):
     begins_at_once = True
 
     def __init__(self, runtime: Runtime, *, standing_by: float = STANDING_BY) -> None:
-        """`standing_by`: seconds between two looks of a runner that does not lead, if nobody calls `wake`."""
+        """`standing_by`: seconds between two looks of a runner that does not lead, without a `wake`."""
         super().__init__(standing_by)
         self._standing_by = standing_by
         self._runtime = runtime

@@ -72,11 +72,9 @@ class Page:
 
 
 def take(client: Redis, keys: Keys, size: int, looked_for: str = "") -> Batch:
-    """Read a batch of at most `size` entries from the broker, in pages; empty if there is nothing to export.
+    """Read a batch of at most `size` entries in pages; `has_entry` says whether the log held the entry `looked_for`.
 
-    `looked_for`: an entry's id; `has_entry` says whether the log held it when the first page was read.
-
-    Raises `BrokerError` if another export moved the cursor meanwhile, and whatever redis-py raises.
+    Raises `BrokerError` if another export moved the cursor meanwhile, and redis-py's errors.
     """
     batch = Batch()
     while (left := size - len(batch.entries)) > 0:

@@ -53,8 +53,7 @@ def export_outcomes(client: Redis, keys: Keys, destination: str, *, format: Form
     """Export the outcome log, `batch` entries at a time, to a path or a URI that pyarrow knows.
 
     Events that are recorded while it runs may wait for the next export. Raises `InputError` if the destination cannot be written or
-    `batch` is not positive, `BrokerError` if another export runs, and whatever redis-py raises. Entries that were not written stay
-    in the log.
+    `batch` is not positive, `BrokerError` if another export runs, and redis-py's errors. Unwritten entries stay in the log.
     """
     if batch < 1:
         msg = f"batch = {batch}: give 1 or more"

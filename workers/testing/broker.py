@@ -2,8 +2,6 @@
 
 During the test all keys of the app, its Redis results included, are below a prefix, so that no test sees another's messages and the
 app's own keys are not touched. After the test these keys are deleted, and the app's configuration is restored.
-
-An app without `Redelivery`, or one that runs its tasks eagerly, is refused.
 """
 
 from __future__ import annotations

@@ -5,10 +5,10 @@
         return letter.redrive() if letter.reason == "worker_lost" else letter.park()
 
 1. If a dead letter arrives on a queue that has a handler, Celery gets a call of the handler in its place (`call_for`). The letter
-   itself stays held, unchanged, under its tag.
-2. The pool's child runs the handler as a task. It sends the decision to the worker's main process as `Handled`, an exception that
-   Celery neither stores nor reports.
-3. `LetterDelivery` carries the decision out as one transition: the letter leaves the queue, moves and is recorded.
+   itself stays held, unchanged.
+2. The pool's child runs the handler as a task, and sends the decision to the main process as `Handled`, an exception that Celery
+   neither stores nor reports.
+3. `LetterDelivery` carries the decision out as one transition.
 4. If a handler fails, or returns something else, the letter is delivered to it again by the policy of the dead-letter queue and the
    handler's name. When the attempts are exhausted, the letter is parked in the dead-letter queue's own dead-letter queue.
 

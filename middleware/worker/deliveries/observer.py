@@ -1,14 +1,12 @@
 """The deliveries of messages that Celery alone ends, and their events.
 
-These are all messages in `mode="observe"`, and those of tasks and queues with `enabled = false`. Celery's retry, acknowledging and
-rejecting are not changed; after each, one event reports what Celery did:
+These are all messages in `mode="observe"`, and those of tasks and queues with `enabled = false`. Celery's handling is not changed;
+one event reports how Celery ended the message:
 
 - `succeeded`, `ignored`, `revoked` and `expired` are Celery's own words;
-- `redelivery_scheduled`: Celery put the message back (a lost worker, `Reject(requeue=True)`). The publication records what
-  `Task.retry` publishes;
-- `unobserved`: the task's own `Strategy` acknowledged the message;
-- `discarded`: Celery ended the message in any other way, and it is kept nowhere. The reason is `exhausted` (after a failure),
-  `rejected`, `time_limit` or `worker_lost`.
+- `redelivery_scheduled`: Celery put it back (a lost worker, `Reject(requeue=True)`). `Task.retry` is recorded by its publication;
+- `unobserved`: the task's own `Strategy` acknowledged it;
+- `discarded`: any other end. The reason is `exhausted` (after a failure), `rejected`, `time_limit` or `worker_lost`.
 
 In `mode="observe"` the log line `decision.observed` also reports what the policy would have decided.
 

@@ -1,8 +1,7 @@
 """Keep the lines that Celery's signal handlers write to the standard output from blocking the worker.
 
-Celery writes these lines first, inside the handler. If the output is a full pipe that nothing reads, the handler would wait for
-ever, and the worker would never learn that it must stop. Here the stop is noted first, and a line that cannot be written at once is
-left out.
+Celery writes these lines first. If the output is a full pipe that nothing reads, the handler would wait for ever, and the worker
+would not stop. Here the stop is noted first, and a line that cannot be written at once is left out.
 """
 
 from __future__ import annotations

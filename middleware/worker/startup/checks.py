@@ -1,7 +1,6 @@
 """The checks before a worker takes its first message, and the line that announces what the worker will do.
 
-Raises `ConfigurationError` for policies that contradict themselves, and for a missing dead-letter queue that redelivery may not
-create. Brokers discard messages in that case; this worker does not start.
+A policy that contradicts itself, or a missing dead-letter queue that redelivery may not create, raises `ConfigurationError`.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ MISSING = "somebody has deleted it, or it expired: it is declared again, without
 
 
 class AmqpLetterWatch(LetterWatch):
-    """Looks at the dead-letter queues twice a minute, on a connection of its own."""
+    """Looks at the dead-letter queues twice a minute, on its own connection."""
 
     def __init__(self, runtime: Runtime) -> None:
         super().__init__(runtime)
