@@ -42,7 +42,7 @@ class Telemetry(Protocol):
         """`attempted`, which runs its first argument, an attempt, wrapped in a span."""
 
     def settling(self, held: Held | None, event: Event) -> Callable[[Answer], None]:
-        """The function to call with the broker's answer, when `held` leaves; with None, when only the event is recorded."""
+        """The function to call with the broker's answer about the move of `held`, or if it is None, about an event alone."""
 
     def operated(self, headers: Mapping[str, Any], queue: str, event: Event, began_ns: int) -> None:
         """Report a recorded move by an operator, of a message with these headers out of this queue; it began at `began_ns`."""

@@ -85,7 +85,7 @@ class Attempt:
 
     def __init__(self, task: Task, runtime: Runtime, facts: DeliveryFacts) -> None:
         self.task, self.runtime, self.facts = task, runtime, facts
-        #: Whether the task's own code has begun, has returned, and has used up its own `max_retries`.
+        #: Whether the task's own code has begun and has returned, and whether the task has used up its own `max_retries`.
         self.has_begun = self.has_returned = self.gave_up = False
         #: How its message dies, if that was decided here, and the exception that caused it.
         self.dying: Dying | None = None

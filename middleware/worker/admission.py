@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 
 #: A held message is checked this long after its expiry (milliseconds): Celery's timers may run a little early.
 EXPIRED_MS = 50
-#: How many broken connections do not count against a held message. More do: the task itself may break the connection, or run longer
-#: than the broker allows (`consumer_timeout`).
+#: The most broken connections that do not count against a held message. Further ones count: the task itself may break the
+#: connection, or run longer than the broker allows (`consumer_timeout`).
 FREE_CUTS = 3
 #: The most uncounted deliveries of a message without a recorded start: if workers may not record starts, a task must not kill them
 #: for ever. RabbitMQ 4 has the same limit for a quorum queue (`delivery-limit`).
@@ -149,8 +149,8 @@ class Arrivals:
     def _recover(self, message: Any, held: Held, redeliveries: Redeliveries) -> None:
         """Recover a message of a dead worker that the broker delivers again, as `workers.duties.recoverer` does with leases.
 
-        The first time it is unknown whether the message had begun; later starts are recorded. The first few times do not count if
-        this worker's own connection broke, too, because the worker then lives.
+        The first time it is unknown whether the message had begun; later starts are recorded. If this worker's own connection
+        broke, the redelivery does not prove a crash: then the first few times do not count.
         """
         headers = message.headers if isinstance(message.headers, dict) else {}
         policy = self.runtime.policies.policy_for(held.queue, str(headers.get("task")))

@@ -60,7 +60,7 @@ PAUSE = 1.0
 
 
 class Ingress(bootsteps.StartStopStep):
-    """The bootstep between Celery's tasks and redelivery."""
+    """Installs redelivery in a worker's consumer."""
 
     requires = ("celery.worker.consumer.tasks:Tasks",)
     label = "redelivery"
@@ -107,7 +107,7 @@ class Ingress(bootsteps.StartStopStep):
         self._strategies = own_strategies(app)
 
     def _replacing_tracers(self, consumer: Consumer) -> Callable[[], None]:
-        """Celery calls it again if a module with further tasks was loaded (`pool_restart`)."""
+        """Celery calls `update_strategies` again if a module with further tasks was loaded (`pool_restart`)."""
         update = consumer.update_strategies
 
         def update_strategies() -> None:
@@ -278,10 +278,8 @@ class Ingress(bootsteps.StartStopStep):
         """How many held messages occupy a place: those that neither leave nor wait for an ETA."""
         leaving = self.runtime.outbox.tags() if len(self.runtime.outbox) else set()
         requests = [held.request for tag, held in list(self.runtime.owner.held.items()) if tag not in leaving]
-        others = [state.reserved_requests, getattr(state, "scheduled_requests", ())]  # Celery 5.6 does not list scheduled ones
-        return len(state.reserved_requests) + sum(
-            1 for each in requests if each is None or not any(each in kind for kind in others)
-        )
+        lists = [state.reserved_requests, getattr(state, "scheduled_requests", ())]  # Celery 5.6 does not list scheduled ones
+        return len(state.reserved_requests) + sum(1 for each in requests if each is None or not any(each in kind for kind in lists))
 
     # deaths
 
