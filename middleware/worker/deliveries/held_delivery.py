@@ -323,14 +323,9 @@ class HeldDelivery:
         if decided.reason is not Reason.EXPIRED:
             attempt = Attempt(at_ms=now, worker=worker, exception="" if failed is None else failed.text, trace=held.trace or "")
         message, policy = opened(held.raw), self.decider.policy_of(self.facts)
-        contents: dict[str, Any] = {
-            "headers": self.headers(request),
-            "envelope": self.envelope,
-            "failed": failed,
-            "attempt": attempt,
-        }
-        contents |= self._times(request)
-        death = Death.of(runtime, held.queue, held.raw, message, decided, policy=policy, worker=worker, **contents)
+        facts: dict[str, Any] = {"headers": self.headers(request), "envelope": self.envelope, **self._times(request)}
+        facts |= {"policy": policy, "worker": worker, "failed": failed, "attempt": attempt}
+        death = Death.of(runtime, held.queue, held.raw, message, decided, **facts)
         transition = death.transition(runtime.transport, held, now_ms=now, tag=self.settlement.tag)
         self.settlement.carry_out(request, transition, death.recorded)
         death.log()

@@ -145,7 +145,7 @@ class PoolProcesses:
         inner.outbound_buffer.clear()
         inner._state = billiards.TERMINATE  # noqa: SLF001
         self._pool._state = self._pool.TERMINATE  # noqa: SLF001
-        if (run := getattr(prefork, "_run_ready_callbacks", None)) is not None:  # Celery 5.6 has none
+        if (run := getattr(prefork, "_run_ready_callbacks", None)) is not None:  # Celery 5.6 lacks it
             with suppress(Exception):
                 run(self._hub)
 
