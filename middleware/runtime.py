@@ -134,7 +134,7 @@ class Runtime:
         """Set the object that has the messages this worker holds; None if it holds none any more."""
         self._owner = owner
 
-    def telling(self, held: Held | None, event: Event | None) -> Callable[[Answer], None] | None:
+    def answer_callback(self, held: Held | None, event: Event | None) -> Callable[[Answer], None] | None:
         """The function to call with the broker's answer when a message leaves and this event is recorded.
 
         None if there is no event, or nothing listens.

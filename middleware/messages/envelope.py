@@ -183,7 +183,7 @@ class Envelope:
         return self.first_seen_ms is not None and self.first_seen_ms <= count(self.deaths[0].get("last"))
 
     def closes_circle(self, target: str) -> bool:
-        """Whether a death into `target` closes a circle: the message died there after `since` began, with no rejection afterwards.
+        """Whether a death into `target` closes a circle: it died there since generation `since`, and was not rejected afterwards.
 
         RabbitMQ drops such a message. A circle with a rejection counts as intended.
         """

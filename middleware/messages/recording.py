@@ -25,7 +25,7 @@ class HasBytes(Protocol):
 
 
 def recorded_id(own: object, of: bytes | HasBytes) -> str:
-    """The id under which a message is recorded: its `own`, cut, or an id made from its bytes if that is not valid."""
+    """The id under which a message is recorded: its `own` id, cut; made from its bytes if `own` is not an id."""
     return text(own, MAX_TEXT) or raw_id(of if isinstance(of, bytes) else of.raw)
 
 

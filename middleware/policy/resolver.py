@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .decision import Decision, Failure
     from .options import Options
 
-#: This bounds a producer's memory if it publishes to ever new names.
+#: This bounds a producer's memory if the names never repeat.
 MAX_BOUNDS = 10_000
 #: The fields of a policy that limit how long messages live, or delay them.
 TIMES = ("max_time_to_live", "respect_time_to_live", "delivery_delay")

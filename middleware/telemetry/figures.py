@@ -60,7 +60,7 @@ class Tally:
         with self._lock:
             self._counts[labels] = self._counts.get(labels, 0) + 1
 
-    def begin_anew(self) -> None:
+    def reset(self) -> None:
         """Begin at 0 in a forked process: the parent reports its own counts."""
         self._lock, self._counts = threading.Lock(), {}
 
@@ -96,7 +96,7 @@ class Figures:
         self._wait = self._histogram("redelivery.wait.duration", "For how long messages waited, from when they were due.")
         #: An event's queue, task, outcome, reason and exception → its labels, and the attributes of its measurements.
         self._known: dict[tuple[str, ...], tuple[Labels, Mapping[str, str]]] = {}
-        _begin_anew_in_children(self)
+        _reset_in_children(self)
 
     @cached_property
     def _ends(self) -> Series:
@@ -113,10 +113,10 @@ class Figures:
     def _histogram(self, name: str, description: str) -> Histogram:
         return self._meter.create_histogram(name, "s", description, explicit_bucket_boundaries_advisory=BUCKETS)
 
-    def begin_anew(self) -> None:
+    def reset(self) -> None:
         """Forget the parent's counts and measurements in a forked process."""
         for tally in (self._sent, self._delivered, self._outcomes):
-            tally.begin_anew()
+            tally.reset()
         self._measured.clear()
 
     def sent(self, queue: str) -> None:
@@ -181,13 +181,13 @@ class Figures:
             self._meter.create_observable_gauge(name, [observe(name)], unit, description)
 
 
-def _begin_anew_in_children(figures: Figures) -> None:
+def _reset_in_children(figures: Figures) -> None:
     reference: Any = weakref.ref(figures)
 
     def after_in_child() -> None:
         alive = reference()
         if alive is not None:
-            forked.begin_anew()
-            alive.begin_anew()
+            forked.reset()
+            alive.reset()
 
     os.register_at_fork(after_in_child=after_in_child)

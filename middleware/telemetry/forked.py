@@ -2,7 +2,7 @@
 
 A pool's child is forked from a process whose SDK runs. The SDK (1.45) gives the child its own id and exporting thread. But the
 child also has the parent's measurements, and any lock that a thread of the parent held during the fork: it would export the
-parent's histograms again, or wait for ever. So each forked process begins with no measurements and new locks (`begin_anew`). The
+parent's histograms again, or wait for ever. So each forked process begins with no measurements and new locks (`reset`). The
 SDK has no public way to do that, so an SDK with another structure is not changed.
 
 A child that ends normally exports its spans and figures (`flush`), because a pool ends it without the SDK's exit handlers.
@@ -32,7 +32,7 @@ PARTS: Final = (
 FLUSH: Final = 2.0
 
 
-def begin_anew() -> None:
+def reset() -> None:
     """Replace the parent's measurements in a forked process, and locks that a thread of the parent may have held."""
     consumer: Any = getattr(metrics.get_meter_provider(), "_measurement_consumer", None)
     stores = getattr(consumer, "_reader_storages", None)

@@ -23,7 +23,7 @@ from ..messages.steps import dead, opened, sealed, undelivered
 from ..policy.decision import DeadLetter, Discard, ending
 from ..policy.destinations import named_after, parking_place, resting_place
 from ..ports import Answer
-from .notify import tell_failure
+from .notify import report_failure
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -187,8 +187,8 @@ def _delivery(
     return deliver
 
 
-def bury(runtime: Runtime, held: Held, reason: Reason, failed: Failed, *, told: bool = True) -> None:
-    """Move the message to its dead-letter queue. If the caller was not `told` of the failure by Celery, it is told here first."""
+def bury(runtime: Runtime, held: Held, reason: Reason, failed: Failed, *, is_reported: bool = True) -> None:
+    """Move the message to its dead-letter queue. `is_reported`: Celery has reported the failure; otherwise report it here first."""
     try:
         message = opened(held.raw)
     except EnvelopeError:
@@ -196,8 +196,8 @@ def bury(runtime: Runtime, held: Held, reason: Reason, failed: Failed, *, told: 
     headers = message["headers"]
     if not isinstance(headers.get("id"), str):
         headers["id"] = raw_id(held.raw)  # as in its event
-    elif not told and not Envelope.of(headers).is_letter:  # the caller of a dead letter's task was told when it died
-        tell_failure(runtime.app, message, reason, failed.text)
+    elif not is_reported and not Envelope.of(headers).is_letter:  # a dead letter's failure was reported when it died
+        report_failure(runtime.app, message, reason, failed.text)
     policy = runtime.policies.policy_for(held.queue, str(headers.get("task")))
     decided = ending(policy, reason, eligible=eligible_of(headers))
     contents: dict[str, Any] = {"cause": reason, "detail": "", "failed": failed}
@@ -244,7 +244,7 @@ def bury_at_last(runtime: Runtime, held: Held, envelope: Envelope, task: str) ->
 
 def carry_out(runtime: Runtime, held: Held, transition: Any, event: Event | None = None) -> None:
     """Have the outbox move a message that has no Celery request. `event` is what the transition records, for metrics and traces."""
-    on_answer = runtime.telling(held, event)
+    on_answer = runtime.answer_callback(held, event)
 
     def answered(answer: Answer) -> None:
         runtime.owner.drop(held.tag)

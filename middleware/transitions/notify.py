@@ -130,7 +130,7 @@ def _logging(task_id: Any, hook: str) -> Iterator[None]:
         log.exception("hook.failed", task_id=task_id, hook=hook)
 
 
-def tell_failure(app: Celery, message: dict[str, Any], reason: Reason, text: str) -> None:
+def report_failure(app: Celery, message: dict[str, Any], reason: Reason, text: str) -> None:
     """Report the death of this task to everything that waits for it; `text` has details. Does nothing if it names no task."""
     headers = message["headers"]
     task_id, name = headers.get("id"), str(headers.get("task"))

@@ -22,7 +22,7 @@ from ..policy.decision import Redeliver
 from ..ports import ACCEPTED, Answer, Capability
 from .death import Death
 from .facts import Decider, DeliveryFacts
-from .notify import tell_failure
+from .notify import report_failure
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,7 +55,7 @@ def recover(runtime: Runtime, held: Held, *, started: str | None, worker: str, n
     elif ANNOUNCED not in message["headers"] and HEADER not in message["headers"]:
         # The worker may have died before it recorded the arrival; from here on the message looks like a later delivery.
         arrived = about(message["headers"], held.queue, held.raw, Outcome.RECEIVED, reason="unannounced", worker=worker)
-        _move(runtime.telling(None, arrived), lambda: transport.acknowledge("", arrived))
+        _move(runtime.answer_callback(None, arrived), lambda: transport.acknowledge("", arrived))
     case = _Case(runtime, replace(held, seen_ms=now_ms), message, worker)
     if started is None:
         return case.release(is_suspect=is_suspect)
@@ -90,7 +90,7 @@ class _Case:
         # Without atomic moves the copy must not run, and perhaps kill its worker, before the original is acknowledged.
         delay_ms = 0 if Capability.ATOMIC_MOVES in self.runtime.transport.capabilities else MAX_GAP_MS
         event, held = self._redelivery_event(delay_ms), self.held
-        on_done = self.runtime.telling(held, event)
+        on_done = self.runtime.answer_callback(held, event)
         again = redelivered(self.message, held.queue, attempt=None, seen_ms=held.seen_ms, suspect=is_suspect, lost=self._trace)
         return self._defer(again, event, on_done, delay_ms=delay_ms, first=True)
 
@@ -107,7 +107,7 @@ class _Case:
             return self._bury(decided, **began)
         delay_ms = round(decided.delay * 1000)
         event = self._redelivery_event(delay_ms, **began)
-        on_done = self.runtime.telling(held, event)
+        on_done = self.runtime.answer_callback(held, event)
         due_ms, attempt = held.seen_ms + delay_ms if delay_ms else None, self._attempt(delay_ms)
         again = redelivered(self.message, held.queue, seen_ms=held.seen_ms, attempt=attempt, crash=True, due_ms=due_ms)
         return self._defer(again, event, on_done, delay_ms=delay_ms, pace=self.runtime.policies.pace_of(held.queue))
@@ -126,12 +126,12 @@ class _Case:
     def _bury(self, decided: DeadLetter | Discard, **facts: Any) -> Answer:
         runtime, held, message = self.runtime, self.held, self.message
         death = Death.of(runtime, held.queue, held.raw, message, decided, worker=self.worker, failed=LOST, **facts)
-        on_done = runtime.telling(held, death.recorded)  # it sets `move_trace`, which the attempt needs
+        on_done = runtime.answer_callback(held, death.recorded)  # it sets `move_trace`, which the attempt needs
         death = replace(death, attempt=self._attempt())
         answer = _move(on_done, death.transition(runtime.transport, held, now_ms=held.seen_ms))
         if answer is Answer.DONE:  # another recoverer reports its own move
             if not Envelope.of(message["headers"]).is_letter:
-                tell_failure(runtime.app, message, Reason.WORKER_LOST, LOST.message)
+                report_failure(runtime.app, message, Reason.WORKER_LOST, LOST.message)
             death.log()
         return answer
 

@@ -113,7 +113,7 @@ class Arrivals:
             self._note_arrival(headers, message.properties, held.queue, held)
         if not _is_sound(headers):
             failed = Failed(type="redelivery.InvalidHeaders", message="timelimit or retries is not a number", fingerprint="headers")
-            bury(self.runtime, held, Reason.INVALID, failed, told=False)
+            bury(self.runtime, held, Reason.INVALID, failed, is_reported=False)
             return True
         eta, envelope = headers.get("eta"), headers.get(HEADER)
         if eta is None and envelope is None and not self.runtime.policies.keeps_time and DELIVERY_DELAY not in headers:
@@ -131,7 +131,7 @@ class Arrivals:
             return True
         if 0 <= policy.most_deliveries <= known.attempt and known.attempt:
             failed = Failed(type="redelivery.Exhausted", message=f"{known.attempt} deliveries", fingerprint="exhausted")
-            bury(self.runtime, held, Reason.EXHAUSTED, failed, told=False)
+            bury(self.runtime, held, Reason.EXHAUSTED, failed, is_reported=False)
             return True
         return False
 
@@ -205,7 +205,7 @@ class Arrivals:
         for reason, applies in (("unannounced", ANNOUNCED not in headers), ("redelivered", was_restored)):
             if applies:
                 event = about(headers, queue, of, Outcome.RECEIVED, reason=reason, worker=self.runtime.worker)
-                then = self.runtime.telling(None, event) or ignore
+                then = self.runtime.answer_callback(None, event) or ignore
                 self.runtime.outbox.carry_out("", partial(self.runtime.transport.acknowledge, "", event), then)
 
     def _defer(self, held: Held, message: Any, known: Envelope, policy: RedeliveryPolicy) -> bool:

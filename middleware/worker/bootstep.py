@@ -221,7 +221,7 @@ class Ingress(bootsteps.StartStopStep):
                     log.exception("message.invalid", tag=held.tag, queue=held.queue)
                     request = held.request
                     if not (held.has_left or (request is not None and (request.is_running() or request.was_handed_over()))):
-                        bury(self.runtime, held, Reason.INVALID, self.runtime.failed_of(exc), told=False)
+                        bury(self.runtime, held, Reason.INVALID, self.runtime.failed_of(exc), is_reported=False)
                     return None
 
             return on_task_received
@@ -306,7 +306,7 @@ class Ingress(bootsteps.StartStopStep):
                 log.exception("message.invalid", tag=held.tag, queue=held.queue)
                 return None
             finally:
-                bury(self.runtime, held, why, failed, told=False)
+                bury(self.runtime, held, why, failed, is_reported=False)
 
         return dying
 

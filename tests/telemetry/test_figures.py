@@ -53,7 +53,7 @@ def test_a_child_does_not_tell_what_its_parent_has_counted() -> None:
     observe = tally.observed({"messaging.system": "redis"})
     [seen] = observe(CallbackOptions())
     assert (seen.value, seen.attributes) == (2, {"messaging.system": "redis", "queue": "orders"})
-    tally.begin_anew()
+    tally.reset()
     assert list(observe(CallbackOptions())) == []
 
 
@@ -131,7 +131,7 @@ def test_an_sdk_that_is_built_otherwise_is_left_alone(monkeypatch: pytest.Monkey
     for stores in ({}, {"reader": object()}, {"reader": SimpleNamespace(_sdk_config=1)}):
         consumer = SimpleNamespace(_lock="its own", _reader_storages=stores)
         monkeypatch.setattr(metrics, "get_meter_provider", lambda found=consumer: SimpleNamespace(_measurement_consumer=found))
-        forked.begin_anew()
+        forked.reset()
         assert vars(consumer) == {"_lock": "its own", "_reader_storages": stores}
 
 

@@ -171,7 +171,7 @@ def record(runtime: Runtime, headers: Mapping[str, Any], queue: str, outcome: Ou
     known = {"worker": runtime.worker, "attempt": attempt, "delivery": attempt, **facts}
     event = about(headers, queue, str(headers.get("id")).encode(), outcome, **known)
     transport = runtime.transport
-    runtime.outbox.carry_out("", lambda: transport.acknowledge("", event), runtime.telling(None, event) or ignore)
+    runtime.outbox.carry_out("", lambda: transport.acknowledge("", event), runtime.answer_callback(None, event) or ignore)
 
 
 def _attempts(request: Any) -> int:

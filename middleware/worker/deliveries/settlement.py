@@ -85,7 +85,7 @@ class Settlement:
 
     def _answered(self, request: Any, event: Event | None = None) -> Callable[[Answer], None]:
         tag, task_id, runtime = self.tag, request.id, self.runtime
-        on_answer = runtime.telling(self.held, event)
+        on_answer = runtime.answer_callback(self.held, event)
 
         def answered(answer: Answer) -> None:
             if answer is Answer.REFUSED:

@@ -103,7 +103,7 @@ class PoolProcesses:
                     next(written[pipe])
 
     def tell(self) -> None:
-        """Tell each child to end after its task; one with a half-written task is told in a later call."""
+        """Tell each child to end after its task; a later call tells one whose task is half written now."""
         busy = self._half_written()
         for child in list(self.inner._pool):  # noqa: SLF001
             if child.pid in self._told or child.inqW_fd in busy:
