@@ -70,7 +70,7 @@ def redelivery_app(pytestconfig: pytest.Config) -> Celery:
     """The app under test, which pytest's configuration names. Override this fixture if your tests make the app."""
     name = str(pytestconfig.getini("redelivery_app"))
     if not name:
-        _refuse("which app is to be tested? Set redelivery_app = your.module:app in pytest's configuration, or write that fixture")
+        _refuse("no app is named: set redelivery_app = your.module:app in pytest's configuration, or write a fixture of this name")
     from celery import Celery  # noqa: PLC0415 - the plugin is loaded by every run of pytest
     from celery.app.utils import find_app  # noqa: PLC0415 - as above
 
@@ -80,9 +80,9 @@ def redelivery_app(pytestconfig: pytest.Config) -> Celery:
     except (ImportError, AttributeError, ValueError) as exc:
         why = str(exc)  # reported below, outside the `except`: otherwise pytest would show this error, too
     if why:
-        _refuse(f"redelivery_app = {name} leads nowhere: {why}; it is read as in `celery -A`, and looked for on sys.path")
+        _refuse(f"redelivery_app = {name} cannot be loaded: {why}; write it as in `celery -A`; its module must be on sys.path")
     if not isinstance(found, Celery):
-        _refuse(f"redelivery_app = {name} is a {type(found).__name__}, and no Celery app")
+        _refuse(f"redelivery_app = {name} is a {type(found).__name__}, not a Celery app")
     return found
 
 

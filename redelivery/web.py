@@ -78,9 +78,9 @@ def _login(user: Callable[[Request], User | Awaitable[User | None] | None] | Non
     if user is not None and token is None:
         return HostLogin(user)
     if user is not None or token is None:
-        msg = "who may see this page? give user=, which names the user of a request, or token=, for everybody who has it"
+        msg = "the page needs one login: user=, a function that names the user of a request, or token=, for all who have it"
         raise ConfigurationError(msg)
     if len(token) < 16:  # noqa: PLR2004 - too long to guess
-        msg = "token= has 16 characters or more, so that nobody guesses it"
+        msg = "token= must have 16 characters or more: a shorter one is easy to guess"
         raise ConfigurationError(msg)
     return TokenLogin(token, User("operator", "all"))

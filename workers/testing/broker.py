@@ -115,7 +115,7 @@ def lent(app: Celery, url: str | None, prefix: str) -> Iterator[Runtime]:
         _configure(app, url, prefix)
         if Capability.LEASES not in runtime.transport.capabilities:
             where = app.connection_for_write().as_uri()
-            msg = f"these fixtures look into a Redis, and {where} is no Redis: install 'redelivery[embedded]' for a private one"
+            msg = f"these fixtures need Redis, not {where}: install 'redelivery[embedded]' for a private broker"
             raise ConfigurationError(msg)
         redis_of(runtime).client.ping()
         try:

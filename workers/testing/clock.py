@@ -44,7 +44,7 @@ class Clock:
         """
         left = round((seconds if isinstance(seconds, (int, float)) else seconds.total_seconds()) * 1000)
         if left < 0:
-            msg = f"time moves on, not back: advance_time takes 0 seconds or more, not {seconds}"
+            msg = f"advance_time takes 0 seconds or more, not {seconds}"
             raise InputError(msg)
         worker, transport = self._worker, redis_of(self._worker.runtime)
         deadline = time.monotonic() + worker.timeout

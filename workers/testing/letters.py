@@ -51,7 +51,7 @@ class Letter:
         """Send it back to its origin queue, as an operator does. Raises `RedriveError`."""
         done = redrive(self._transport, self.dead_letter_queue, Filter(task_ids=frozenset({self.task_id})))
         if done.moved == 0:
-            reasons = ", ".join(done.left) or f"it lies in {self.dead_letter_queue} no more"
+            reasons = ", ".join(done.left) or f"it is no longer in {self.dead_letter_queue}"
             msg = f"{self.task_id} was not redriven: {reasons}"
             raise RedriveError(msg)
 
@@ -86,7 +86,7 @@ class DeadLetters(Sequence[Letter]):
         if letter is None:
             letters = self._letters()
             if len(letters) != 1:
-                msg = f"there are {len(letters)} dead letters, not one: say which is to go back"
+                msg = f"there are {len(letters)} dead letters, not one: name the one to redrive"
                 raise RedriveError(msg)
             (letter,) = letters
         letter.redrive()

@@ -50,7 +50,7 @@ def until(condition: Callable[[], Any], timeout: float, what: Callable[[], str])
         if value:
             return value
         if time.monotonic() > deadline:
-            msg = f"waited {timeout:g} s in vain: {what()}"
+            msg = f"timed out after {timeout:g} s: {what()}"
             raise TimeoutError(msg)
         time.sleep(LOOK)  # the broker gives no signal to wait for
 
@@ -218,7 +218,7 @@ def _refusal(cause: BaseException | None) -> RedeliveryError:
     reason = cause.__context__ if isinstance(cause, SystemExit) and cause.__context__ is not None else cause
     if isinstance(reason, RedeliveryError):
         return reason
-    why = f"{type(reason).__name__}: {reason}" if reason is not None else "it did not say why; its log does"
+    why = f"{type(reason).__name__}: {reason}" if reason is not None else "see its log"
     return RedeliveryError(f"the worker did not start: {why}")
 
 

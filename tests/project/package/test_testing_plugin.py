@@ -224,7 +224,7 @@ def test_misuse_is_told_in_a_line(pytester: pytest.Pytester) -> None:
             def test_it(self, redelivery_worker): ...
 
         def test_calls(outcomes, advance_time, dead_letters):
-            with pytest.raises(errors.InputError, match="time moves on, not back"):
+            with pytest.raises(errors.InputError, match="takes 0 seconds or more"):
                 advance_time(-1)
             with pytest.raises(ValueError, match="finished"):
                 outcomes.wait_for("x", "finished")
@@ -240,7 +240,7 @@ def test_misuse_is_told_in_a_line(pytester: pytest.Pytester) -> None:
             advance_time(3600)
             (letter,) = dead_letters
             letter.redrive()
-            with pytest.raises(errors.RedriveError, match="no more"):
+            with pytest.raises(errors.RedriveError, match="is no longer in"):
                 letter.redrive()
 
         def test_endless(redelivery_worker, advance_time, monkeypatch):
@@ -266,9 +266,12 @@ def test_misuse_is_told_in_a_line(pytester: pytest.Pytester) -> None:
     ("setting", "told"),
     first_quick(
         [
-            ("redelivery_app =", "redelivery: which app is to be tested? Set redelivery_app = your.module:app"),
-            ("redelivery_app = nowhere:app", "redelivery: redelivery_app = nowhere:app leads nowhere: No module named 'nowhere'"),
-            ("redelivery_app = shop:SETTINGS", "redelivery: redelivery_app = shop:SETTINGS is a dict, and no Celery app"),
+            ("redelivery_app =", "redelivery: no app is named: set redelivery_app = your.module:app"),
+            (
+                "redelivery_app = nowhere:app",
+                "redelivery: redelivery_app = nowhere:app cannot be loaded: No module named 'nowhere'",
+            ),
+            ("redelivery_app = shop:SETTINGS", "redelivery: redelivery_app = shop:SETTINGS is a dict, not a Celery app"),
             (
                 "redelivery_app = shop:app\nredelivery_broker = mine",
                 "redelivery: redelivery_broker must be private or app, not 'mine'",
@@ -277,7 +280,7 @@ def test_misuse_is_told_in_a_line(pytester: pytest.Pytester) -> None:
             ("redelivery_app = shop:app\nredelivery_broker = app", "redelivery: broker redis://*localhost:1/0 does not answer:"),
             (
                 "redelivery_app = shop:LOCAL\nredelivery_broker = app",
-                "redelivery: these fixtures look into a Redis, and memory://* is no Redis:",
+                "redelivery: these fixtures need Redis, not memory://*:",
             ),
         ]
     ),

@@ -446,9 +446,9 @@ def test_a_page_without_a_login_is_refused(desk: Desk) -> None:
     """Also with two logins, a weak token, an unknown right, or an app without redelivery."""
     from celery import Celery  # noqa: PLC0415
 
-    with pytest.raises(ConfigurationError, match="who may see this page"):
+    with pytest.raises(ConfigurationError, match="the page needs one login"):
         asgi_app(desk.app)
-    with pytest.raises(ConfigurationError, match="who may see this page"):
+    with pytest.raises(ConfigurationError, match="the page needs one login"):
         asgi_app(desk.app, user=by_header, token="x" * 20)
     with pytest.raises(ConfigurationError, match="16 characters"):
         asgi_app(desk.app, token="short")
