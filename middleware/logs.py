@@ -148,7 +148,6 @@ class Tracebacks(logging.Filter):
 _LOGGER = logging.getLogger("redelivery")
 _LOGGER.addFilter(Tracebacks())
 
-#: The logger of this project.
 log: structlog.stdlib.BoundLogger = structlog.wrap_logger(
     _LOGGER,
     processors=[_process],

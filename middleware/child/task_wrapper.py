@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ..runtime import Runtime
 
 
-#: The attribute of a task that is wrapped.
+#: This attribute marks a wrapped task.
 GUARDED = "__redelivery__"
 
 

@@ -35,8 +35,8 @@ MAX_MESSAGE = 1024
 MAX_FRAMES = 12
 #: The most attempts, deaths, and routing keys of one death.
 MAX_ATTEMPTS, MAX_DEATHS, MAX_KEYS = 20, 20, 21
-#: The form of a reason that only a newer version knows.
 _REASONS = frozenset(Reason)
+#: The form of a reason that only a newer version knows.
 _WORD = re.compile(r"[a-z_]{1,64}")
 #: A W3C trace context, version 00: trace id, span id, flags.
 TRACE_CONTEXT = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
