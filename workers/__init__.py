@@ -1,1 +1,1 @@
-"""What runs beside or after: duties of a worker, operator tools, and the batch job."""
+"""A worker's background duties, the tools for operators, and the batch job."""

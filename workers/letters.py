@@ -1,7 +1,7 @@
-"""The contents of a message as an operator sees them, read from bytes that anybody may have written.
+"""A message as operators see it, read from bytes that any client may have written.
 
-Nothing is refused: bytes that are no message get an id that is made from them, the same that a worker gives them. A body is read
-only if the message says that it is JSON; nothing is ever unpickled.
+Any bytes are accepted. If they are not a message, their id is derived from the bytes, as in a worker. A body is decoded only if its
+content type is JSON; nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9_.:-]+")
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """A message, read. `message` is None if the bytes are no message; the other fields then have their defaults."""
+    """A parsed message. If the bytes are not a message, `message` is None and the other fields have their defaults."""
 
     raw: bytes
     message: dict[str, Any] | None
@@ -41,7 +41,7 @@ class Contents:
 
     @classmethod
     def of(cls, raw: bytes) -> Self:
-        """Read a message."""
+        """Parse a message."""
         try:
             message = opened(raw)
         except EnvelopeError:
@@ -59,30 +59,30 @@ class Contents:
 
     @property
     def headers(self) -> dict[str, Any]:
-        """The message's headers."""
+        """The message's headers; empty if the bytes are not a message."""
         return {} if self.message is None else self.message["headers"]
 
     @property
     def generation(self) -> int:
-        """The life that it is in, or that ended with it."""
+        """The generation of the message's life."""
         return self.envelope.generation
 
     @property
     def is_task(self) -> bool:
-        """Whether this is a message of Celery's."""
+        """Whether this is a Celery message."""
         return bool(self.task) and isinstance(self.headers.get("id"), str)
 
     def body(self) -> Any:
-        """The body, decoded, if it is plain JSON; None if it is anything else, or cannot be read."""
+        """The decoded body if it is JSON; None if it is anything else, or cannot be read."""
         return None if self.message is None else decoded(self.message)
 
     def call(self) -> tuple[Any, Any, Any] | None:
-        """Args, kwargs and embed, if the body is plain JSON of Celery's protocol 2; None if it is anything else."""
+        """Args, kwargs and embed, if the body is JSON of Celery's protocol 2; otherwise None."""
         body = self.body()
         return (body[0], body[1], body[2]) if isinstance(body, list) and len(body) == 3 else None  # noqa: PLR2004 - these three
 
     def body_bytes(self) -> bytes:
-        """The bytes of the body as it was published, without base64; all bytes if they are no message."""
+        """The body's bytes as they were published, without base64; all bytes if they are not a message."""
         if self.message is None:
             return self.raw
         body = self.message.get("body")
@@ -108,43 +108,43 @@ class Letter(Contents):
 
     @property
     def death(self) -> Mapping[str, Any]:
-        """The record of its last death; empty if it has none."""
+        """The record of the last death; empty if there is none."""
         return self.envelope.deaths[0] if self.envelope.deaths else {}
 
     @property
     def reason(self) -> str:
-        """Why it died."""
+        """Why the message died."""
         return str(self.death.get("reason") or "")
 
     @property
     def died_ms(self) -> int | None:
-        """When it died last, by the server's time; None if that is not recorded."""
+        """The server's time of the last death; None if it is not recorded."""
         died: int | None = self.death.get("last")
         return died
 
     @property
     def unreadable(self) -> list[str]:
-        """The fields of its header that cannot be read."""
+        """The fields of the header `redelivery` that cannot be read."""
         return unreadable(self.headers)
 
     @property
     def queue(self) -> str:
-        """The queue that it died in."""
+        """The queue in which the message died."""
         return str(self.death.get("queue") or self.origin_queue)
 
     @property
     def origin_queue(self) -> str:
-        """The queue that it goes back to; empty if it names none."""
+        """The queue that a redrive sends the message to; empty if the dead letter names none."""
         return str(self.envelope.origin.get("queue") or "")
 
     @property
     def failure(self) -> Mapping[str, Any]:
-        """What it died of: `type`, `message`, `traceback`, `fingerprint`."""
+        """The failure: `type`, `message`, `traceback`, `fingerprint`."""
         return self.envelope.failure or {}
 
     @property
     def is_message(self) -> bool:
-        """Whether it holds a message: bytes that could not be decoded on arrival are kept as bytes, and nothing can run them."""
+        """Whether this is a message. A worker keeps bytes that it cannot decode as raw bytes, which nothing can run."""
         return self.message is not None and not (self.task_id.startswith("raw-") and "task" not in self.headers)
 
     def to_row(self) -> dict[str, Any]:
@@ -164,12 +164,12 @@ class Letter(Contents):
 
 
 def may_be(raw: bytes, task_ids: Collection[str]) -> bool:
-    """Whether these bytes may be a message of one of these tasks (of any, if none is given): far cheaper than decoding them."""
+    """Whether these bytes may be a message of one of these tasks (no task given: of any). Far cheaper than decoding them."""
     return not task_ids or any(each.encode("utf-8", "replace") in raw or not stands_plainly(each) for each in task_ids)
 
 
 def stands_plainly(word: str) -> bool:
-    """Whether a message's bytes contain this id unchanged. The id of bytes that are no message is not in the bytes."""
+    """Whether a message's bytes contain this word unchanged. A derived id (`raw-`) is not in the bytes."""
     return _PLAIN.fullmatch(word) is not None and not word.startswith("raw-")
 
 

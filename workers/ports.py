@@ -1,4 +1,7 @@
-"""What a broker offers its operators: one protocol for each feature, and the rows that the protocols return."""
+"""The protocols that a broker implements for operators, one for each feature, and the rows that they return.
+
+Every method raises the errors of the broker's driver.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +21,12 @@ if TYPE_CHECKING:
 
 
 Format = Literal["parquet", "jsonl"]
-#: A broker's transitions, for an operator.
 Transitions = Transport
 
 
 @dataclass(frozen=True, slots=True)
 class Delayed:
-    """One message that waits. `list_name` is the list that it goes to when it is due (`due_ms`, by the server's clock).
-
-    `ident` is its id in the store.
-    """
+    """A delayed message. At `due_ms` (the server's clock) it goes to the list `list_name`. `ident` is its id in the store."""
 
     contents: Contents
     list_name: str
@@ -49,10 +48,14 @@ class Delayed:
 
 @dataclass(frozen=True, slots=True)
 class Glance:
-    """The messages that wait at one moment: how many for each queue, and the `soonest` due, of one queue or of all.
+    """The delayed messages at one moment. Except for `totals`, the fields are about one queue, or about all queues.
 
-    `course` counts those (of one queue or of all) that are due in each part of the time from now until `until_ms` (the broker's);
-    overdue ones count in the first part. `later` are due after that. `unseen` were too many to look at: no other count has them.
+    - `totals`: how many messages wait for each queue.
+    - `soonest`: the messages that are due first.
+    - `course`: how many are due in each part of the time from now until `until_ms` (the broker's clock); the first part includes
+      overdue messages.
+    - `later`: how many are due after `until_ms`.
+    - `unseen`: how many were not read, because there are too many. No other count includes them.
     """
 
     totals: Mapping[str, int]
@@ -64,39 +67,42 @@ class Glance:
 
 
 class DelayStore(Protocol):
-    """The messages that wait for their time. Every method raises what the broker's driver does."""
+    """The delayed messages. For each method, `queue = None` means all queues."""
 
     def glance(self, limit: int, parts: int, queue: str | None = None, within_ms: int | None = None) -> Glance:
-        """All waiting messages, counted in so many parts of the next `within_ms`, or of the time until the last one is due.
+        """Count the messages in `parts` parts of the next `within_ms` (None: of the time until the last message is due).
 
-        The `limit` messages that are due first are read.
+        Read the `limit` messages that are due first.
         """
 
     def totals(self) -> dict[str, int]:
-        """How many messages wait for each queue; queues without one are left out."""
+        """How many messages wait for each queue, without queues that have none."""
 
     def soonest(self, limit: int, queue: str | None = None) -> list[Delayed]:
-        """The `limit` messages that are due first, of one queue or of all."""
+        """The `limit` messages that are due first."""
 
     def pages(self, queue: str | None = None) -> Iterator[list[Delayed]]:
-        """All waiting messages, of one queue or of all, in pages; a message that is cancelled meanwhile hides no other."""
+        """All messages, in pages. If a message is cancelled meanwhile, no other message is missed."""
 
     def of_task(self, task_id: str) -> list[Delayed]:
-        """The waiting messages of one task."""
+        """The delayed messages of one task."""
 
     def ids_like(self, given: str, most: int) -> list[str]:
-        """The ids of waiting tasks that begin with `given`, at most `most`; if `given` is a whole id, it is among them."""
+        """At most `most` ids of delayed tasks that begin with `given`. If `given` is a whole id, it is among them."""
 
     def cancel(self, list_name: str, ident: str, event: Event) -> Answer:
-        """Take one message out for good, and record `event`; `ALREADY` if it no longer waits."""
+        """Remove one message and record `event`. Returns `ALREADY` if the message no longer waits."""
 
     def reschedule(self, list_name: str, ident: str, message: bytes, event: Event, *, due_ms: int | None) -> Answer:
-        """Let `message` wait in its place until `due_ms` (None: no longer), and record `event`; `ALREADY` as for `cancel`."""
+        """Replace a message by `message`, due at `due_ms` (None: now), and record `event`.
+
+        Returns `ALREADY` if the message no longer waits.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterQueue:
-    """One dead-letter queue. `reasons` counts the reasons of its `sampled` newest dead letters, the most frequent first."""
+    """A dead-letter queue. `reasons` counts the reasons of its `sampled` newest dead letters, the most frequent first."""
 
     name: str
     origin: str
@@ -109,7 +115,7 @@ class DeadLetterQueue:
 
 @dataclass(frozen=True, slots=True)
 class LetterPage:
-    """Some dead letters of a queue of `total`, the newest first, each with its place: how many are before it in the queue."""
+    """Some of a queue's `total` dead letters, the newest first, each with its place: how many older ones the queue has."""
 
     letters: list[tuple[int, bytes]]
     total: int
@@ -123,57 +129,57 @@ class LetterList(AbstractContextManager["LetterList"], Protocol):
         """How many there were."""
 
     def newest(self, limit: int) -> list[bytes]:
-        """The `limit` newest, the newest first."""
+        """The `limit` newest dead letters, the newest first."""
 
     def pages(self, gone: Callable[[], int] = lambda: 0) -> Iterator[list[bytes]]:
-        """All, the oldest first, in pages; `gone` says how many of them have left the queue so far."""
+        """All dead letters, the oldest first, in pages. `gone` returns how many of them have left the queue so far."""
 
 
 class LetterStore(Protocol):
-    """The dead-letter queues. Every method raises what the broker's driver does.
+    """The dead-letter queues.
 
-    The methods that move dead letters take those of an open list, move each by itself, and return an answer or an error for each. A
-    dead letter is named by its bytes, as they are in the queue.
+    The methods that move dead letters need an open list of that queue. They move each dead letter separately, and return an
+    answer or an error for each. A dead letter is identified by its bytes, as they are in the queue.
     """
 
     def queues(self) -> dict[str, str]:
-        """Every dead-letter queue that was used, with the queue whose worker used it last, if the broker keeps that."""
+        """Every dead-letter queue that was used, with the origin that used it last; empty if the broker does not store that."""
 
     def has_queue(self, name: str) -> bool:
-        """Whether the broker knows a queue of this name, of whatever kind."""
+        """Whether the broker has a queue with this name."""
 
     def is_consumed(self, name: str) -> bool:
-        """Whether somebody consumes this queue, as far as the broker knows."""
+        """Whether the broker knows of a consumer of this queue."""
 
     def depth(self, name: str) -> int:
-        """How many dead letters there are; none is read."""
+        """How many dead letters the queue has. Reads none of them."""
 
     def summaries(self, origins: Mapping[str, str]) -> list[DeadLetterQueue]:
-        """These queues with their origins, counted; times and reasons come from a bounded number of dead letters of each.
+        """Count these queues, given with their origins.
 
-        Times and reasons are unknown if a look leaves a mark.
+        Times and reasons come from a bounded number of dead letters. They are unknown if reading a dead letter would mark it.
         """
 
     def open(self, name: str) -> LetterList:
         """The dead letters of a queue, to be opened with `with`."""
 
     def page(self, name: str, before: int | None, count: int) -> LetterPage:
-        """The `count` dead letters in front of the place `before` (None: of the end), whatever the queue's size.
+        """The `count` dead letters before the place `before` (None: the newest). The cost does not depend on the queue's size.
 
-        Raises `BrokerError` if a look leaves a mark on this broker.
+        Raises `BrokerError` if reading a dead letter marks it on this broker.
         """
 
     def found(self, name: str, task_ids: Collection[str]) -> Iterator[Letter]:
-        """The dead letters whose task id is one of these or begins with one, the newest first; reads the whole queue, in pages."""
+        """The dead letters whose task id begins with one of these, the newest first. Reads the whole queue, in pages."""
 
     def redrive_many(self, dead_letter_queue: str, moves: Sequence[tuple[bytes, str, bytes, Event]]) -> list[Answer | Exception]:
-        """Move dead letters back: for each its bytes, the list that it goes to, the message that it becomes, and its event.
+        """Move dead letters back: for each its bytes, its target list, the new message, and its event.
 
-        `ALREADY`: it was gone; `MISSING`: no queue takes it; `UNSURE`: a command that died may have moved it.
+        `ALREADY`: it has left the queue; `MISSING`: no queue accepts it; `UNSURE`: a command that died may have moved it.
         """
 
     def purge_many(self, dead_letter_queue: str, gone: Sequence[tuple[bytes, Event]]) -> list[Answer | Exception]:
-        """Remove dead letters for good, each with its event."""
+        """Remove dead letters, each with its event."""
 
     def move_many(
         self,
@@ -188,10 +194,11 @@ class LetterStore(Protocol):
 class Gap:
     """Events that left the log before they were exported.
 
-    They were between the entries `after` and `before` (stream ids; `before` is empty if nothing followed yet). `lost` is how
-    many, or None if that cannot be known. `why` is `cap` (the log passed `outcome_log_max_bytes`), `removed` (something else
-    deleted them) or `replaced` (the stream is not the one that was exported last: deleted, or restored from an older copy).
-    `noticed_ms` is the server's time, in milliseconds since the epoch.
+    - `after`, `before`: the stream ids around them; `before` is empty if no entry followed yet.
+    - `lost`: their number; None if it is unknown.
+    - `why`: `cap` (the log exceeded `outcome_log_max_bytes`), `removed` (another client deleted them), or `replaced` (it is another
+      stream than at the last export: the old one was deleted, or restored from an older copy).
+    - `noticed_ms`: the server's time, in milliseconds since the epoch.
     """
 
     after: str
@@ -203,7 +210,7 @@ class Gap:
 
 @dataclass(slots=True)
 class ExportResult:
-    """What one export did. `files` are relative to the destination; `refused` counts entries that are not ours."""
+    """What one export did. `files` are relative to the destination. `refused` counts entries that redelivery did not write."""
 
     destination: str
     events: int = 0
@@ -214,9 +221,9 @@ class ExportResult:
 
 
 class Tail(NamedTuple):
-    """The end of the outcome log: the newest events, the oldest of them first; how many newer messages were not looked at.
+    """The end of the outcome log: its newest `events`, in order, and `left`, the number of newer messages that were not read.
 
-    `follow` yields each event that is recorded from then on, without end.
+    `follow` yields each later event, without end.
     """
 
     events: list[Event]
@@ -225,34 +232,33 @@ class Tail(NamedTuple):
 
 
 class OutcomeLog(Protocol):
-    """The recorded outcomes. Every method raises what the broker's driver does."""
+    """The recorded outcomes."""
 
     def lead(self, token: str, lead_ms: int) -> bool:
-        """Whether the exporter of this token may export now. If so, it leads for `lead_ms` milliseconds."""
+        """Whether the exporter with this token may export now. If so, it leads for `lead_ms` milliseconds."""
 
     def export(self, destination: str, *, format: Format = "parquet", batch: int = 50_000) -> ExportResult:  # noqa: A002 - as the command has it
-        """Move the events of the log to a path or a URI that pyarrow knows, about `batch` events at a time.
+        """Move the events of the log to a path or a URI that pyarrow supports, about `batch` events at a time.
 
         Raises `InputError` if the destination cannot be written or `batch` is not positive, `BrokerError` if another export runs,
         `ImportError` without pyarrow. Events that were not written stay in the log.
         """
 
     def tail(self, limit: int, *, is_followed: bool) -> AbstractContextManager[Tail]:
-        """The `limit` newest events; if it `is_followed`, also later ones until the block ends."""
+        """The `limit` newest events. If `is_followed`, also later events until the block ends."""
 
     def hear(
         self, dead_letter_queue: str, *, since_ms: int | None = None
     ) -> AbstractContextManager[Callable[[float], Iterable[Event]]]:
-        """The events that are recorded until the block ends, at least those of redriven dead letters of this queue.
+        """A function that returns the events since its last call, after at most the given seconds of waiting.
 
-        They begin now, or if the log can be read back, at `since_ms` (the broker's time).
-
-        A call waits at most so many seconds, and returns the events that were recorded since the last call.
+        It returns at least the events of dead letters that were redriven from this queue. The first call begins at `since_ms` (the
+        broker's time) if the log can be read back; otherwise at the moment when the block begins.
         """
 
 
 class Halted(Exception):
-    """A message did not move: the operation that it belongs to was paused or aborted, or is carried out by another process."""
+    """A message did not move: its operation was paused or aborted, or another process carries the operation out."""
 
 
 class Life(NamedTuple):
@@ -264,11 +270,11 @@ class Life(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """What lets a process move messages for an operation: as long as the operation runs, and under this token."""
+    """A process's right to move messages for an operation: as long as the operation runs under this token."""
 
     operation_id: str
     token: str
-    #: Whether the lives that it opens at this moment are kept until they are reported as ended.
+    #: Whether the broker now keeps each life that the operation opens, until the life is reported as ended.
     follows: Callable[[], bool] = lambda: False
 
 
@@ -276,9 +282,8 @@ class Claim(NamedTuple):
 class StoredOperation:
     """An operation as it is stored.
 
-    `about` (what is to be done) and `progress` (how far it is) are JSON, which anybody may have written. The broker counts `moved`
-    and `by_target` in the same step as each message moves. Times are the broker's, in milliseconds since the epoch; 0 if there is
-    none yet.
+    `about` (the task of the operation) and `progress` are JSON. Any client may have written them. The broker updates `moved` and
+    `by_target` in the same step as it moves a message. Times are the broker's, in milliseconds since the epoch; 0 means not yet.
     """
 
     operation_id: str
@@ -292,14 +297,14 @@ class StoredOperation:
     started_ms: int = 0
     ended_ms: int = 0
     heartbeat_ms: int = 0
-    #: When its progress was reported last.
+    #: The last report of its progress.
     reported_ms: int = 0
 
 
 class Record(NamedTuple):
-    """One record of the audit: when, and what, as JSON that anybody may have written.
+    """One record of the audit. `said` is JSON, which any client may have written.
 
-    `moved` is how many messages the operation had moved by then; None if the record is of no operation.
+    `moved` is how many messages the operation had moved by then; None if the record is not about an operation.
     """
 
     record_id: str
@@ -309,7 +314,7 @@ class Record(NamedTuple):
 
 
 class Recorded(NamedTuple):
-    """Records of the audit, the oldest first; the last of them is its `position`th. `gap` is what is missing before the first."""
+    """Records of the audit, the oldest first. `position` is the last record's number. `gap`: records missing before the first."""
 
     records: list[Record]
     position: int
@@ -317,11 +322,11 @@ class Recorded(NamedTuple):
 
 
 class AuditStore(Protocol):
-    """The audit: a list of what operators did, of which the newest are kept. Every method raises what the broker's driver does."""
+    """The audit: the newest records of what operators did."""
 
     @property
     def name(self) -> str:
-        """Its name on the broker."""
+        """The audit's name on the broker."""
 
     def record(self, said: str) -> None:
         """Record what an operator did."""
@@ -330,10 +335,9 @@ class AuditStore(Protocol):
         """The newest records, the newest first."""
 
     def following(self, record_id: str, position: int) -> Recorded:
-        """All records that follow this one, which was the audit's `position`th.
+        """All records after the record `record_id`, whose number was `position`.
 
-        All records of the audit if `record_id` is empty, or if the audit is another one than before: deleted since, or restored
-        from an older copy.
+        All records of the audit if `record_id` is empty, or if the audit was deleted or restored from an older copy since.
         """
 
 
@@ -351,42 +355,42 @@ class Gauge(NamedTuple):
 
 
 class Gauges(Protocol):
-    """What can be measured of a broker at one moment."""
+    """The metrics of a broker."""
 
     def sample(
         self, queues: Collection[str], letter_queues: Mapping[str, str], living: Callable[[Mapping[bytes, bytes]], int]
     ) -> Iterator[Gauge]:
-        """Look once at these queues, and at the dead-letter queues with their origins. Raises what the broker's driver does.
+        """Measure these queues once, and the dead-letter queues, given with their origins.
 
-        `living` takes all leases, and counts the workers that live.
+        `living` takes all leases, and returns the number of living workers.
         """
 
 
 class Sightings(Protocol):
-    """What an inventory takes in while the broker is walked."""
+    """Collects an inventory while the broker is read."""
 
     def see(self, contents: Contents, queue: str, place: str, seen_ms: int, *, due_ms: int | None = None, owner: str = "") -> None:
-        """A message was found in this place."""
+        """Add a message that was found in this place."""
 
     def hear(self, event: Event) -> None:
-        """This event was recorded while the broker was walked."""
+        """Add an event that was recorded while the broker was read."""
 
 
 class InventorySource(Protocol):
-    """All messages of a broker, which goes on working. Raises what the broker's driver does."""
+    """Reads all messages of a broker while it goes on working."""
 
     def walk(
         self, inventory: Sightings, queues: Collection[str], letter_queues: Collection[str], *, look: bool
     ) -> Mapping[str, int]:
-        """Show the inventory every message. Returns the queues with messages that cannot be shown, and their numbers.
+        """Add every message to the inventory. Returns how many messages of each queue cannot be read.
 
-        `look` allows a look that counts as a delivery, if the broker has no other.
+        `look` allows to read a message in a way that counts as a delivery, if the broker has no other way.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class NotKnown:
-    """A fact that a broker or a worker does not report: what, why not, and how it can be known."""
+    """A fact that a broker or a worker does not report: what, why, and how to find it out."""
 
     what: str
     why: str
@@ -395,9 +399,9 @@ class NotKnown:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """A rule of the broker's own that ends messages of these queues: a policy, or a queue's declaration.
+    """A rule of the broker itself that ends messages of these queues.
 
-    `kind` is `policy` or `declaration`; `name` is the policy's, or the queue's; `by` are its definitions or arguments.
+    `name` is the name of the policy or of the declared queue. `by` are the policy's definitions, or the queue's arguments.
     """
 
     kind: Literal["policy", "declaration"]
@@ -409,15 +413,15 @@ class Ending:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
-    """What a broker reports about itself. None: it does not report it (`not_known` says why), or it does not have it.
+    """What a broker reports about itself. None: it does not report the fact (`not_known` says why), or does not have it.
 
     - `evicts`: the policy by which a full server deletes messages; empty if it deletes none.
-    - `keeps`: what is left after a restart: `log`, `snapshots` or `nothing`.
-    - `failing`: what it has tried to write to its disk, and could not.
-    - `memory`: the bytes it uses, and the most it may use.
-    - `is_replica`: whether it takes no writes; `replicas`: how many replicas are connected to it.
-    - `alarm`: why it takes no publications now; empty if it takes them.
-    - `endings`: the broker's own rules that end messages, outside our policies.
+    - `keeps`: what remains after a restart: `log`, `snapshots` or `nothing`.
+    - `failing`: failed writes to its disk.
+    - `memory`: the bytes it uses, and the maximum.
+    - `is_replica`: whether it refuses writes; `replicas`: how many replicas are connected to it.
+    - `alarm`: why it accepts no publications now; empty if it accepts them.
+    - `endings`: the broker's own rules that end messages, outside redelivery's policies.
     """
 
     evicts: str | None = None
@@ -433,10 +437,10 @@ class Condition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogState:
-    """The outcome log at one moment. None: the broker does not report it.
+    """The outcome log at one moment; None if the broker does not report the fact.
 
-    `oldest_ms` is when its oldest event was recorded, None if there is none; `bytes` is its size; `lost` how many events left it
-    unexported since the last export.
+    `oldest_ms` is the time of its oldest event; None if it has no event. `lost` is how many events left the log unexported since
+    the last export.
     """
 
     oldest_ms: int | None
@@ -445,7 +449,7 @@ class LogState:
 
 
 class Checkup(Protocol):
-    """What `redelivery doctor` asks a broker. Every method raises what the broker's driver does, and changes nothing."""
+    """What `redelivery doctor` asks a broker. No method changes anything."""
 
     def condition(self, queues: Sequence[str], letters: Collection[str], management_url: str | None) -> Condition:
         """What the broker reports about itself, and its own rules that end messages of these queues and dead-letter queues."""
@@ -454,20 +458,20 @@ class Checkup(Protocol):
         """The state of the outcome log."""
 
     def leases(self) -> dict[str, str]:
-        """All leases, each with a counter that its worker moves at each renewal; none if the broker keeps no leases."""
+        """The counter of each lease, which changes with every renewal. Empty if the broker keeps no leases."""
 
     def consumers(self, queues: Collection[str]) -> dict[str, int] | None:
-        """How many consumers each of these queues has, if it exists; None if the broker does not know its consumers."""
+        """How many consumers each existing queue of these has; None if the broker does not know its consumers."""
 
     def wrong_clocks(self) -> dict[str, int] | None:
-        """The hosts of producers whose clocks were wrong lately, each with the milliseconds it was ahead; None if unknown."""
+        """The producers' hosts whose clocks were wrong lately, and by how many milliseconds they were ahead; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where one message of the task is. `detail` holds what is known there: `due_ms`, `owner`, or the dead letter's death.
+    """Where one message of a task is. `detail` has `due_ms`, `owner`, or the dead letter's death.
 
-    `at` is a dead letter's place in its queue, as `LetterStore.page` counts it, or one nearby; None if that is not known.
+    `at` is about the dead letter's place in its queue, as `LetterStore.page` counts places; None if unknown.
     """
 
     place: str
@@ -479,7 +483,7 @@ class Place:
 
 @dataclass(slots=True)
 class TaskLife:
-    """What was found of a task. `cut` names what was not read to its end, and how far; `unread` what could not be read at all."""
+    """What was found of a task. `cut` describes what was read only in part; `unread` names what could not be read at all."""
 
     task_id: str
     events: list[Event] = field(default_factory=list)
@@ -489,23 +493,23 @@ class TaskLife:
 
     @property
     def task(self) -> str:
-        """The task's name, if anything names it."""
+        """The task's name; empty if it is unknown."""
         return next(
             (each for each in (*(event.task for event in self.events), *(place.contents.task for place in self.places)) if each), ""
         )
 
     @property
     def queue(self) -> str:
-        """The queue that it belongs to."""
+        """The task's origin queue; empty if it is unknown."""
         queues = [event.queue for event in self.events] + [place.name for place in self.places if place.place != "dead_letter"]
         return next((queue for queue in queues if queue), "")
 
 
 class TaskSource(Protocol):
-    """Where one task is looked for. Raises what the broker's driver does."""
+    """Finds one task on the broker: every task whose id begins with the id of `life`."""
 
     def read_log(self, life: TaskLife, most: int) -> None:
-        """Add the events of every task whose id begins with that of `life`; at most `most` events are looked at."""
+        """Add the task's events to `life`; reads at most `most` events."""
 
     def find(self, life: TaskLife, queues: Collection[str], letter_queues: Collection[str], most: int) -> None:
-        """Add every place where such a task is; at most `most` messages of each list are looked at."""
+        """Add the places of the task's messages to `life`; reads at most `most` messages of each list."""

@@ -1,1 +1,1 @@
-"""The stores of each kind of broker, for operators' tools."""
+"""The stores of each kind of broker, for the tools for operators."""

@@ -1,4 +1,4 @@
-"""The features that a broker offers to operators' tools and duties; only this module chooses them by the kind of broker."""
+"""The features that each kind of broker offers to operations and duties. Only this module chooses by the kind of broker."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Feature = TypeVar("Feature")
 
 @dataclass(frozen=True, slots=True)
 class Broker:
-    """A broker's features; None for each that it lacks."""
+    """A broker's features; None if it lacks the feature."""
 
     delayed: DelayStore | None = None
     outcomes: OutcomeLog | None = None
@@ -42,10 +42,9 @@ class Broker:
 
 
 def broker_of(transport: Transitions) -> Broker:
-    """The features of this transport's broker."""
-    from redelivery.middleware.brokers.redis.transport import (  # noqa: PLC0415 - a broker's modules are imported only if it is used
-        RedisTransport,
-    )
+    """Return the features of this transport's broker."""
+    # The modules of a broker are imported only if the app uses that broker.
+    from redelivery.middleware.brokers.redis.transport import RedisTransport  # noqa: PLC0415 - as above
 
     if isinstance(transport, RedisTransport):
         from .redis.audit import RedisAudit  # noqa: PLC0415 - as above
@@ -97,7 +96,7 @@ def broker_of(transport: Transitions) -> Broker:
 
 
 def needed(feature: Feature | None) -> Feature:
-    """The feature, if it is not None. Raises `BrokerError` if the broker lacks it."""
+    """Return the feature. Raises `BrokerError` if the broker lacks it (None)."""
     if feature is None:
         msg = "this broker is neither Redis nor RabbitMQ, and nothing on it can be listed"
         raise BrokerError(msg)

@@ -1,10 +1,10 @@
-"""An error of the broker in one line that tells an operator what to do."""
+"""Turns a broker's error into one line that tells the operator what to do."""
 
 from __future__ import annotations
 
 
 def broker_message(exc: BaseException) -> str | None:
-    """The line for an error of the broker; None for any other error."""
+    """Return the line for an error of the broker; None for any other error."""
     from amqp.exceptions import AccessRefused, AMQPError  # noqa: PLC0415 - only when something went wrong
     from redis import exceptions as redis  # noqa: PLC0415 - only when something went wrong
 

@@ -1,9 +1,9 @@
-"""The audit on RabbitMQ: a stream, which reading does not change; it is declared at the first record.
+"""The audit on RabbitMQ: a stream, which is declared at the first record. Reading does not change it.
 
-A record's id is its time and its offset in the stream. A reader asks for all records at once. It has them all when the broker has
-answered another question on the same channel, and no further record came before the answer. Limits: the time is by the recorder's
-clock. The broker uses some offsets itself, so that it is not known how many records it has dropped. If no stream may be declared,
-nothing is recorded, and a warning says so; the work itself is done nevertheless.
+A record's id is its time and its offset in the stream. A reader consumes all records at once. It has all of them when the broker
+answers another request on the same channel and no record came before the answer. Limits: the time comes from the recorder's clock.
+The broker uses some offsets itself, so the number of dropped records is unknown. If no stream may be declared, a warning is logged
+and nothing is recorded; the operation itself continues.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ from ...ports import Gap, Record, Recorded
 if TYPE_CHECKING:
     from redelivery.middleware.brokers.rabbitmq.transport import AmqpTransport
 
-#: Records that the broker may send before any is acknowledged: more than it keeps.
+#: The prefetch count; larger than the number of records that the broker keeps.
 MAX_UNREAD = 2**16 - 1
-#: Offsets that the broker may have used itself, among those that are read: one for each file.
+#: The maximum number of offsets that the broker uses itself: one for each file.
 MARGIN = 16
-#: Seconds that a confirmation may take.
+#: The maximum seconds until a confirmation.
 TIMEOUT = 30.0
-#: Seconds that a stream may take to send the first record.
+#: The maximum seconds until a stream sends its first record.
 FIRST = 1.0
 AT, OFFSET = "at_ms", "x-stream-offset"
-#: A stream that another client is just declaring has no writer yet: RabbitMQ 3.10 then refuses records, and closes the connection.
-_once_it_is_made = retry(
+#: While another client declares the stream, it has no writer: RabbitMQ 3.10 then refuses records and closes the connection.
+_retry_while_declared = retry(
     retry=retry_if_exception_type((InternalError, ResourceError)), wait=wait_fixed(0.2), stop=stop_after_attempt(5), reraise=True
 )
 
 
 class AmqpAudit:
-    """See `AuditStore`."""
+    """Implements `AuditStore` on RabbitMQ."""
 
     def __init__(self, transport: AmqpTransport) -> None:
         self._transport, self.name = transport, transport.keys.audit
 
-    @_once_it_is_made
+    @_retry_while_declared
     def record(self, said: str) -> None:
         with self._transport.connect() as connection:
             if not declare_audit(connection.connection, self.name):
@@ -57,14 +57,14 @@ class AmqpAudit:
             try:
                 connection.connection.channel().basic_publish_confirm(message, routing_key=self.name, confirm_timeout=TIMEOUT)
             except (TimeoutError, MessageNacked) as exc:
-                connection.collect(socket_timeout=1.0)  # a broker that does not read does not answer a close, either
+                connection.collect(socket_timeout=1.0)  # a blocked broker does not answer a close
                 msg = f"the broker does not accept the record for {self.name}: look at its alarms"
                 raise BrokerUnavailable(msg) from exc
 
     def records(self, limit: int) -> list[Record]:
         with self._transport.asking() as connection:
             end = _end(_read(connection, self.name, "last"))
-            # The last file may have no confirmed record yet, while another client records.
+            # While another client records, the last file may have no confirmed record yet.
             read = _read(connection, self.name, max(end - limit - MARGIN, 0) if end else "first")
         return [record for _, record in read[::-1]][:limit]
 
@@ -86,12 +86,12 @@ class AmqpAudit:
 
 
 def _end(read: list[tuple[int, Record]]) -> int:
-    """The offset after the last of these; 0 if there are none."""
+    """Return the offset after the last record; 0 if there is none."""
     return read[-1][0] + 1 if read else 0
 
 
 def _read(connection: Any, name: str, since: int | str) -> list[tuple[int, Record]]:
-    """The records in the stream from this offset on, each with its offset; none if there is no stream."""
+    """Return the records from this offset on, each with its offset; none if the stream does not exist."""
     found: list[tuple[int, Record]] = []
     with connection.connection.channel() as channel:
         channel.basic_qos(0, MAX_UNREAD, a_global=False)
@@ -106,7 +106,7 @@ def _read(connection: Any, name: str, since: int | str) -> list[tuple[int, Recor
             log.warning("audit.unread", error=str(exc), why="somebody declared it as another type of queue: delete it")
             return []
         _catch_up(channel, found)
-        if not found:  # a stream is not empty, but it may not have begun to send, while another client records
+        if not found:  # a stream is never empty, but while another client records it may not have begun to send
             with suppress(TimeoutError):
                 connection.connection.drain_events(timeout=FIRST)
             _catch_up(channel, found)
@@ -117,7 +117,7 @@ def _catch_up(channel: Any, found: list[tuple[int, Record]]) -> None:
     before = -1
     while before < len(found):
         before = len(found)
-        channel.basic_qos(0, MAX_UNREAD, a_global=False)  # its answer comes after the records of the stream
+        channel.basic_qos(0, MAX_UNREAD, a_global=False)  # the broker answers after it has sent the records
 
 
 def _record(message: Any) -> tuple[int, Record]:

@@ -1,8 +1,7 @@
-"""What `redelivery doctor` asks RabbitMQ: whether it accepts publications, what ends messages there, and its oldest outcome event.
+"""What `redelivery doctor` asks RabbitMQ: whether it accepts publications, which rules end messages, and its oldest outcome event.
 
-RabbitMQ reports an alarm only to a connection that publishes. So one empty message is published to an exclusive queue: it comes
-back, or the broker reports that it is blocked. Only the management plugin reports the broker's policies; if no `management_url` is
-set, or the plugin does not answer, they are not known.
+RabbitMQ reports an alarm only to a connection that publishes. So one empty message is published to an exclusive queue: either it is
+delivered, or the broker reports that it is blocked. Only the management plugin reports the broker's policies.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
     from redelivery.middleware.brokers.rabbitmq.transport import AmqpTransport
 
-#: Seconds that the broker may take to deliver the empty message, or to report that it is blocked.
+#: The maximum seconds until the broker delivers the empty message, or reports that it is blocked.
 TIMEOUT = 5.0
 _ALARMS = NotKnown("whether the broker has an alarm", "it did not answer a publication in time", "rabbitmq-diagnostics alarms")
 _POLICIES = "whether the broker's own policies end messages"
@@ -33,7 +32,7 @@ _LIST = "rabbitmqctl list_policies"
 
 
 class AmqpCheckup:
-    """See `Checkup`."""
+    """Implements `Checkup` on RabbitMQ."""
 
     def __init__(self, transport: AmqpTransport) -> None:
         self._transport = transport
@@ -55,36 +54,35 @@ class AmqpCheckup:
         return Condition(alarm=alarm, endings=tuple(endings), not_known=tuple(not_known))
 
     def _alarm(self) -> str | None:
-        """Why the broker accepts no publications; empty if it accepts them, None if it does not answer."""
+        """Return why the broker accepts no publications; empty if it accepts them, None if it does not answer."""
         connection = self._transport.connect()
-        said: list[Any] = []
-        came: list[Any] = []
-        made: Any = connection.connection
-        made.on_blocked = said.append
+        reasons: list[Any] = []
+        delivered: list[Any] = []
+        amqp_connection: Any = connection.connection
+        amqp_connection.on_blocked = reasons.append
         try:
-            channel = made.channel()
+            channel = amqp_connection.channel()
             name = channel.queue_declare("", exclusive=True, auto_delete=True).queue
-            channel.basic_consume(name, no_ack=True, callback=came.append)
+            channel.basic_consume(name, no_ack=True, callback=delivered.append)
             channel.basic_publish(amqp.Message(b""), "", name)
-            until = time.monotonic() + TIMEOUT
-            while not said and not came and (left := until - time.monotonic()) > 0:
+            deadline = time.monotonic() + TIMEOUT
+            while not reasons and not delivered and (left := deadline - time.monotonic()) > 0:
                 try:
-                    made.drain_events(timeout=left)
+                    amqp_connection.drain_events(timeout=left)
                 except TimeoutError:
                     break
         finally:
             connection.collect(socket_timeout=1.0)  # a blocked broker does not answer a close
-        return str(said[0]) or "an alarm" if said else "" if came else None
+        return str(reasons[0]) or "an alarm" if reasons else "" if delivered else None
 
     def log_state(self) -> LogState:
-        """As `Checkup.log_state`, by a look at the log's first message only."""
         with self._transport.connect() as connection, Look(connection, self._transport.keys.outcomes, most=1, read=body_of) as look:
             found = next(iter(look), None)
             first = None if found is None else next(iter(events_of(found.raw)), None)
         return LogState(oldest_ms=None if first is None else first.at_ms)
 
     def leases(self) -> dict[str, str]:
-        """As `Checkup.leases`: there are none, because the broker itself delivers a dead worker's messages again."""
+        """Return no leases: the broker itself delivers a dead worker's messages again."""
         return {}
 
     def consumers(self, queues: Collection[str]) -> dict[str, int]:
@@ -92,5 +90,5 @@ class AmqpCheckup:
             return {name: counts[1] for name in queues if (counts := counts_of(connection, name)) is not None}
 
     def wrong_clocks(self) -> None:
-        """As `Checkup.wrong_clocks`: RabbitMQ does not report its time, so that a producer cannot compare its clock."""
+        """Return None: RabbitMQ does not report its time, so a producer cannot compare its clock."""
         return

@@ -1,11 +1,10 @@
-"""Copies of dead letters: those that a command or a worker had already moved when it died. The journal of moves shows them.
+"""Copies: dead letters that a command or a worker had already moved when it died, and that are still in their old queue.
 
-For each dead letter of a queue that was taken before, this finds its fate in the journal. A dead letter that was moved may be
-removed. If a move was begun, and the journal shows no more, the dead letter is in doubt: it stays until more is known, for `DOUBT`
-at most. A target queue in the journal is looked into only if it is a dead-letter queue of the app or the target of this command,
-because any client may write the journal.
+The journal of moves shows the fate of each. If the move was completed, the copy may be removed. If the journal shows only the
+beginning of the move, the dead letter is in doubt: it stays until more is known, for `DOUBT` at most. Any client may write the
+journal, so a target queue in it is read only if it is a dead-letter queue of the app or the target of this command.
 
-Limits: without a journal, or if it cannot be read, no copy is known.
+Limit: if the journal is missing or cannot be read, no copy is known.
 """
 
 from __future__ import annotations
@@ -28,23 +27,23 @@ if TYPE_CHECKING:
     from redelivery.middleware.messages.events import Event
 
 
-#: How long a dead letter is in doubt; the journal itself keeps no more than `KEPT`.
+#: How long a dead letter is in doubt at most, and how far back the journal is read.
 DOUBT, KEPT = timedelta(minutes=10), timedelta(hours=1)
-#: The same for a move to a dead-letter queue in which the message was not found: another command may hold it.
+#: How long it is in doubt if its target queue was read, and the message was not in it: another command may hold the message.
 LOOKED_DOUBT = timedelta(seconds=30)
 MILLISECOND = timedelta(milliseconds=1)
 
 
 @dataclass(frozen=True, slots=True)
 class Fate:
-    """The fate of a dead letter: it was moved, and these events may not be recorded yet; or it is not known (`is_in_doubt`)."""
+    """A dead letter was moved, and these events may not be recorded yet; or it is not known if it was moved (`is_in_doubt`)."""
 
     events: tuple[Event, ...] = ()
     is_in_doubt: bool = False
 
 
 class Copies:
-    """The copies among dead letters; for one thread. The journal is read at the first question."""
+    """Finds copies. For one thread. The first call of `fates` opens the journal."""
 
     def __init__(self, transport: AmqpTransport) -> None:
         self._transport = transport
@@ -52,13 +51,13 @@ class Copies:
         self._is_missing = False
 
     def fates(self, queue: str, letters: Iterable[bytes], target: str = "") -> dict[bytes, Fate]:
-        """The fates of these dead letters of a queue, by their bytes; those without a fate are left out."""
+        """The fates of these dead letters of a queue, by their bytes. Dead letters that no command has moved are left out."""
         digests = {letter: digest_of(letter, queue) for letter in letters}
         if not digests or self._is_missing:
             return {}
         try:
             return self._read(digests, self._places(target))
-        except Exception as exc:  # noqa: BLE001 - after any error, the command goes on as without a journal
+        except Exception as exc:  # noqa: BLE001 - after any error, the command continues without the journal
             if not isinstance(exc, NotFound):
                 log.warning("journal.unread", error=f"{type(exc).__name__}: {exc}", why="moved dead letters may be moved again")
             self._is_missing = True
@@ -87,7 +86,7 @@ class Copies:
         return fates
 
     def _places(self, target: str) -> frozenset[str]:
-        """The dead-letter queues of the app, and the target of this command, unless it is one of the app's own queues."""
+        """The dead-letter queues of the app, and the target of this command if it is not a queue of the app."""
         app = self._transport.app
         runtime = getattr(app, "redelivery", None)
         policies = {} if runtime is None else {queue: runtime.policies.policy_for(queue) for queue in app.amqp.queues}

@@ -1,13 +1,12 @@
-"""Dead letters that RabbitMQ itself made: they are read, and get the death record that redelivery's own dead letters have.
+"""Imports dead letters that RabbitMQ itself made, and adds redelivery's death record.
 
-A dead-letter exchange has put such a message into a queue, with the header `x-death`. Its `Death` is the move that makes it a dead
-letter of redelivery, in the dead-letter queue of its origin's policy, with the event. The event's id is made from the death itself,
-so that a death that is imported twice, after a crash or by two operators, counts once. If the message was never recorded before, an
-event of its own begins its life.
+Such a message came into its queue through a dead-letter exchange, with the header `x-death`. A `Death` is the move to the
+dead-letter queue of its origin's policy, with its event. The event's id is derived from the death: a death that is imported twice,
+after a crash or by two operators, counts once. If the message was never recorded before, another event begins its life.
 
-Refused, with `RedriveError`: messages without `x-death`, or with only the `x-death` of a delay level (the end of a delay, which is
-no death); an unknown reason; and messages that died in a queue whose policy keeps no dead letters. Limits: RabbitMQ gives the time
-of death in seconds and, if one queue ended the message twice for one reason, only the first time.
+`RedriveError` refuses a message without `x-death`, a message that only waited in a delay level, an unknown reason, and a message
+whose policy keeps no dead letters. Limits: RabbitMQ gives the time of death in seconds. If one queue ended the message twice for
+the same reason, it gives only the first time.
 """
 
 from __future__ import annotations
@@ -44,25 +43,25 @@ if TYPE_CHECKING:
     from redelivery.middleware.messages.events import Event
     from redelivery.middleware.runtime import Runtime
 
-#: RabbitMQ's reasons for ending a message, and ours.
+#: RabbitMQ's reasons for ending a message, and redelivery's reasons.
 REASONS = {
     "expired": Reason.EXPIRED,
     "maxlen": Reason.MAX_LENGTH,
     "rejected": Reason.REJECTED,
     "delivery_limit": Reason.EXHAUSTED,
 }
-#: The prefixes of the delay stores' queues, ours and Celery's own: a message that leaves them has not died.
+#: The prefixes of the delay queues of redelivery and of Celery: a message that leaves them has not died.
 DELAYS = (f"{DELAY_PREFIX}_", "celery_delayed_")
-#: A time in `x-death` has whole seconds. These milliseconds are added, so that a death is not earlier than the events before it.
+#: Milliseconds added to the whole seconds of `x-death`, so that a death is not earlier than the events before it.
 SECOND = 999
 DEATHS, MESSAGE = "x-death", "message"
 
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """A dead letter of the broker's: the move that imports it, the record that begins its life before, its target and reason.
+    """A dead letter that the broker made.
 
-    `letter` is the stored message.
+    `letter` is the stored message. `move` imports it. `opening`, if there is one, records the beginning of its life first.
     """
 
     found: Found
@@ -80,14 +79,14 @@ class Death:
 
 
 class AmqpDeaths:
-    """The dead letters that the broker itself made, outside our policies. Raises what the broker's driver does."""
+    """The dead letters that the broker itself made. Every method raises the errors of the broker's driver."""
 
     def __init__(self, transport: AmqpTransport) -> None:
         self._store = AmqpLetterStore(transport)
 
     @contextmanager
     def open(self, runtime: Runtime, name: str) -> Iterator[AmqpDeathList]:
-        """The messages of this queue, to be opened with `with`; the app's policies apply to them."""
+        """Open a queue; the policies of the app apply to its messages."""
         with self._store.transport.connect() as connection:
             depth = depth_of(connection, name) or 0
             copies = Copies(self._store.transport)
@@ -107,7 +106,7 @@ class AmqpDeathList:
     copies: Copies
 
     def __iter__(self) -> Iterator[Death | str]:
-        """The death of each message, the oldest first, or why it stays."""
+        """Yield the death of each message, the oldest first, or the reason why the message stays."""
         for found in self.look:
             try:
                 death = death_of(self.runtime, self.store, found, self.name)
@@ -117,9 +116,9 @@ class AmqpDeathList:
                 yield death
 
     def bury(self, deaths: Sequence[Death]) -> list[Answer]:
-        """Publish and record all of them; then remove those that have arrived. Raises `BrokerError`.
+        """Publish and record these deaths, then remove the messages that were confirmed. Raises `BrokerError`.
 
-        If an earlier import died after it had published a message, the message is only recorded and removed.
+        A message that an earlier import published before it died is only recorded and removed.
         """
         again = [death.letter for death in deaths if death.found.taken]
         fates = self.copies.fates(self.name, again)
@@ -127,7 +126,7 @@ class AmqpDeathList:
         return [self._ended(death, moves) for death, moves in asked]
 
     def _submitted(self, death: Death, fate: Fate | None) -> list[Move]:
-        """Submit the death; or the events that an import that died may not have recorded; or nothing, if the fate is in doubt."""
+        """Submit the death. If it was published before, submit only its events; if its fate is in doubt, submit nothing."""
         if fate is None:
             moves = [move for move in (death.opening, death.move) if move is not None]
         elif fate.is_in_doubt:
@@ -148,7 +147,7 @@ class AmqpDeathList:
 
 
 def read(message: Any) -> bytes:
-    """A dead letter as bytes: the message before RabbitMQ ended it, and the deaths that RabbitMQ wrote, the newest first."""
+    """Return as JSON the message before RabbitMQ ended it, and the deaths that RabbitMQ recorded, the newest first."""
     headers = message.properties.get("application_headers") or {}
     written = headers.get("x-death")
     deaths = [_plain(each) for each in written if isinstance(each, dict)] if isinstance(written, list) else []
@@ -161,7 +160,7 @@ def read(message: Any) -> bytes:
 
 
 def _plain(written: Mapping[str, Any]) -> dict[str, Any]:
-    """One entry of `x-death`; values that are missing or of another type are replaced, because any client may have written it."""
+    """Return one entry of `x-death`. Any client may have written it, so missing and wrong values are replaced."""
     keys, time, count = written.get("routing-keys"), written.get("time"), written.get("count")
     first = keys[0] if isinstance(keys, list) and keys else ""
     expiration = written.get("original-expiration")
@@ -177,7 +176,7 @@ def _plain(written: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def death_of(runtime: Runtime, store: AmqpLetterStore, found: Found, name: str) -> Death:
-    """How a dead letter is imported. Raises `RedriveError`, whose message is the reason why it stays."""
+    """Return how to import a dead letter. Raises `RedriveError`, whose text is the reason why the dead letter stays."""
     letter = json.loads(found.raw)
     deaths, contents = letter[DEATHS], Contents.of(letter[MESSAGE].encode())
     if not deaths:
@@ -234,7 +233,7 @@ def death_of(runtime: Runtime, store: AmqpLetterStore, found: Found, name: str) 
 
 
 def _event_id(contents: Contents, death: Mapping[str, Any], at_ms: int, what: str) -> str:
-    """The id of an event of this death; the same at each import."""
+    """Return the id of an event of this death, which is the same at each import."""
     names = ("queue", "reason", "count", "at_ms")
     said = [contents.task_id, contents.envelope.generation, contents.nesting, *(death[name] for name in names)]
     digest = hashlib.sha1(json.dumps(said).encode(), usedforsecurity=False).hexdigest()
@@ -242,7 +241,7 @@ def _event_id(contents: Contents, death: Mapping[str, Any], at_ms: int, what: st
 
 
 def _with_expiration(message: dict[str, Any], expiration: str | None) -> dict[str, Any]:
-    """The message with the expiration that RabbitMQ removed, so that its death record has it."""
+    """Restore the expiration that RabbitMQ removed, so that the death record has it."""
     if expiration is None:
         return message
     return {**message, "properties": {**mapping(message["properties"]), "expiration": expiration}}

@@ -1,12 +1,11 @@
 """The delay store on RabbitMQ, for operators: the levels of the native delayed delivery.
 
-A message waits in the level of each bit of its delay, one after the other, from the highest down; each level is a queue. They are
-read in that order, so that a message that moves on meanwhile is seen at least once. A look holds the messages for a moment: they
-leave their level at most that much later, and never earlier. A message is cancelled, promoted or rescheduled by the same steps as a
-dead letter. Its due time is read from its own header, because a level does not report it.
+Each level is a queue for one bit of the delay. A message waits in the levels of its delay, from the highest down. They are read in
+that order, so a message that moves on meanwhile is seen at least once. Reading holds the messages for a moment, so they may leave
+their level that much later, never earlier. Due times come from the messages' headers, because a level does not report them.
 
-Limits: due times are whole seconds, rounded up. Messages of a level beyond `MAX_HELD` are not seen, and a search reads all levels.
-A glance takes at most `GLANCED` messages, from the lowest levels, which are due first; a message that moves down meanwhile may be
+Limits: due times are whole seconds, rounded up. At most `MAX_HELD` messages of each level are seen, and a search reads all levels.
+`glance` reads at most `GLANCED` messages, from the lowest levels, which are due first; a message that moves down meanwhile may be
 missed.
 """
 
@@ -40,21 +39,20 @@ if TYPE_CHECKING:
 
 #: Characters of a routing key before the address: a digit and a point for each bit.
 BEFORE_ADDRESS = 2 * BITS
-#: The most messages that one glance takes: half a second on an idle machine.
+#: The maximum number of messages that `glance` reads: about half a second.
 GLANCED = 500
-#: Seconds that the broker may take to confirm a message.
+#: The maximum seconds until the broker confirms a message.
 TIMEOUT = 30.0
 
 
 class AmqpDelayStore:
-    """See `DelayStore`."""
+    """Implements `DelayStore` on RabbitMQ."""
 
     def __init__(self, transport: AmqpTransport) -> None:
         self._transport, self._names = transport, transport.keys
 
     def glance(self, limit: int, parts: int, queue: str | None = None, within_ms: int | None = None) -> Glance:
-        """As `DelayStore.glance`, from one look at the delayed messages, `GLANCED` at most."""
-        every, unseen = self._glimpsed()
+        every, unseen = self._read_some()
         found, now_ms = _sorted(every, queue), self._transport.now_ms()
         until_ms = now_ms + within_ms if within_ms is not None else max(found[-1].due_ms if found else 0, now_ms + 1)
         course, later = [0] * parts, 0
@@ -72,37 +70,35 @@ class AmqpDelayStore:
         return _sorted(self._each_once(), queue)[:limit]
 
     def pages(self, queue: str | None = None) -> Iterator[list[Delayed]]:
-        """As `DelayStore.pages`: one page, whose messages are taken in one look, and given back before the page is returned."""
+        """Yield one page. Its messages are given back to the broker before it is returned."""
         yield [each for each in self._each_once() if queue is None or each.queue == queue]
 
     def of_task(self, task_id: str) -> list[Delayed]:
         return [each for each in self._each_once() if each.contents.task_id == task_id]
 
     def ids_like(self, given: str, most: int) -> list[str]:
-        """As `DelayStore.ids_like`."""
         return sorted({each.contents.task_id for each in self.like(given)})[:most]
 
     def like(self, given: str) -> list[Delayed]:
-        """The waiting messages of all tasks whose ids begin with `given`."""
+        """The delayed messages of all tasks whose ids begin with `given`."""
         return [each for each in self._each_once() if each.contents.task_id.startswith(given)]
 
     def cancel(self, list_name: str, ident: str, event: Event) -> Answer:  # noqa: ARG002 - the id has its level
-        return self._carried(ident, event)
+        return self._carry_out(ident, event)
 
     def reschedule(self, list_name: str, ident: str, message: bytes, event: Event, *, due_ms: int | None) -> Answer:
-        """As `DelayStore.reschedule`, in whole seconds, rounded up."""
         waits = None if due_ms is None else waiting(self._names, list_name, message, due_ms - self._transport.now_ms())
         if waits is None:
-            return self._carried(ident, event, message, end_of(self._names, list_name))
-        return self._carried(ident, event, waits.message, waits.target)
+            return self._carry_out(ident, event, message, end_of(self._names, list_name))
+        return self._carry_out(ident, event, waits.message, waits.target)
 
     def walk(self, connection: Connection) -> Iterator[Delayed]:
-        """All delayed messages, in no order, some perhaps twice."""
+        """All delayed messages, in no order. A message may come twice."""
         for bit in self._levels(connection):
             yield from self._look(connection, bit, MAX_HELD)
 
     def _levels(self, connection: Connection) -> dict[int, int]:
-        """The levels that hold messages, from the highest down, and how many."""
+        """The levels that have messages, from the highest down, with their counts."""
         depths = {bit: depth_of(connection, self._names.level(bit)) or 0 for bit in reversed(range(BITS))}
         return {bit: depth for bit, depth in depths.items() if depth}
 
@@ -115,8 +111,8 @@ class AmqpDelayStore:
                 queue = names.get(goes_to, goes_to)
                 yield Delayed(contents, queue, queue, _due_ms(contents), f"{bit}:{_digest(found.raw)}")
 
-    def _glimpsed(self) -> tuple[list[Delayed], int]:
-        """The delayed messages, as many as a glance takes, and how many it does not take."""
+    def _read_some(self) -> tuple[list[Delayed], int]:
+        """Return at most `GLANCED` delayed messages, and how many others there are."""
         with self._transport.connect() as connection:
             levels = self._levels(connection)
             total = sum(levels.values())
@@ -134,8 +130,8 @@ class AmqpDelayStore:
         with self._transport.connect() as connection:
             return _once(self.walk(connection))
 
-    def _carried(self, ident: str, event: Event, message: bytes | None = None, target: tuple[str, str] = ("", "")) -> Answer:
-        """Remove one message from its level, for good or to `target`; `ALREADY` if it no longer waits."""
+    def _carry_out(self, ident: str, event: Event, message: bytes | None = None, target: tuple[str, str] = ("", "")) -> Answer:
+        """Remove one message from its level, or move it to `target`. Returns `ALREADY` if the message no longer waits."""
         bit, _, digest = ident.partition(":")
         with self._transport.connect() as connection:
             _require_publications(connection)
@@ -154,14 +150,14 @@ class AmqpDelayStore:
 
 
 def _require_publications(connection: Connection) -> None:
-    """Publish a message to no queue. Raises `BrokerUnavailable` if the broker has an alarm.
+    """Publish a message that no queue gets. Raises `BrokerUnavailable` if the broker has an alarm.
 
-    During an alarm, RabbitMQ carries out later what is sent now: after the message was given back to its level.
+    During an alarm, RabbitMQ carries out a publication only after the alarm: when the message has long been back in its level.
     """
     try:
         connection.connection.channel().basic_publish_confirm(amqp.Message(b"."), confirm_timeout=TIMEOUT)
     except TimeoutError as exc:
-        connection.collect(socket_timeout=1.0)  # a broker that does not read does not answer a close, either
+        connection.collect(socket_timeout=1.0)  # a blocked broker does not answer a close
         raise BrokerUnavailable(UNCONFIRMED) from exc
 
 
@@ -174,17 +170,17 @@ def _totals(every: Iterable[Delayed]) -> dict[str, int]:
 
 
 def _sorted(every: Iterable[Delayed], queue: str | None) -> list[Delayed]:
-    """The messages of one queue, or all, the first to become due first."""
+    """Return the messages of one queue, or of all, by due time."""
     return sorted((each for each in every if queue is None or each.queue == queue), key=lambda each: each.due_ms)
 
 
 def end_of(names: AmqpNames, queue: str) -> tuple[str, str]:
-    """The exchange and key from which a due message goes to this queue, and to no other."""
+    """Return the exchange and the key that send a due message to this queue only."""
     return names.delivery_exchange, "0." * BITS + address(queue)
 
 
 def _due_ms(contents: Contents) -> int:
-    """Until when a message waits, by its header; 0 if the header does not tell."""
+    """Return the due time in the message's header; 0 if there is none."""
     try:
         eta = datetime.fromisoformat(str(contents.headers.get("eta")))
         return round((eta if eta.tzinfo is not None else eta.replace(tzinfo=UTC)).timestamp() * 1000)

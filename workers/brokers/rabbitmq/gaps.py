@@ -1,12 +1,12 @@
-"""Gaps in the outcome log of RabbitMQ, which does not count the messages that leave a queue unexported: beyond its cap, or purged.
+"""Finds gaps in the outcome log of RabbitMQ: events that were dropped or purged before an export. The broker does not count them.
 
-Each publisher numbers its events, from 1 on. Beyond the cap, the oldest events are dropped first. So if a publisher's first event
-in an export does not have the number after its last exported event, the events between them left the log. How far each publisher
-has been exported is noted beside the events, in `_publishers.jsonl`.
+Each publisher numbers its events from 1 on, and the queue drops its oldest events first. If a publisher's first number in an export
+does not follow its last exported number, the events between them were lost. An export stores each publisher's last number in
+`_publishers.jsonl`, next to the events.
 
-Missing numbers within one export are no gap: a publication that failed used a number. Missing numbers before events that are only
-seconds old are no gap either: an earlier event may still arrive. Limits: if all events of a publisher are gone, no gap is found;
-the books show such lives as without a beginning or an end.
+Missing numbers within one export are not a gap: a failed publication used a number. Missing numbers before events that are only
+seconds old are not a gap either: an earlier event may still arrive. Limit: if all events of a publisher are lost, no gap is found.
+The books then show lives without a beginning or an end.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
     from redelivery.middleware.messages.events import Event
 
-#: Before younger events, earlier ones may still arrive (milliseconds).
+#: Up to this age of an event, earlier events may still arrive.
 YOUNG_MS = 5_000
-#: A publisher that has been silent for so long has ended (400 days, in milliseconds).
+#: A publisher without events for this time (400 days) has ended.
 SILENT_MS = 400 * 86_400_000
 
 _NAME = "_publishers"
@@ -36,18 +36,18 @@ _SCHEMA = pa.schema({"publisher": pa.string(), "last": pa.int64(), "at_ms": pa.i
 
 @dataclass(slots=True)
 class Publishers:
-    """How far each publisher was exported: its last number, and when that was recorded."""
+    """The last exported number of each publisher, and when that event was recorded."""
 
     known: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     @classmethod
     def read(cls, destination: str) -> Publishers:
-        """Read the notes beside the events."""
+        """Read the numbers of earlier exports."""
         rows = read_lines(destination, f"{_NAME}.jsonl", {"publisher": str, "last": int, "at_ms": int})
         return cls({str(row["publisher"]): (int(row["last"]), int(row["at_ms"])) for row in rows})
 
     def write(self, destination: str, now_ms: int) -> None:
-        """Write the notes there; after the events, so that a crash between the two reports too many gaps rather than too few."""
+        """Write the numbers. Call it after the events are written: a crash before it then adds a false gap and hides none."""
         rows = (
             {"publisher": name, "last": last, "at_ms": at_ms}
             for name, (last, at_ms) in sorted(self.known.items())
@@ -56,7 +56,7 @@ class Publishers:
         write_rows(rows, destination, _SCHEMA, name=_NAME, format="jsonl")
 
     def gaps(self, events: Iterable[Event], now_ms: int) -> list[Gap]:
-        """The gaps before these events; the events count as exported from here on."""
+        """Return the gaps before these events, and note the events as exported."""
         numbered: defaultdict[str, dict[int, Event]] = defaultdict(dict)
         for event in events:
             publisher, number = _numbered(event.event_id)
@@ -76,6 +76,6 @@ class Publishers:
 
 
 def _numbered(event_id: str) -> tuple[str, int]:
-    """The publisher of an event and its number; 0 if the id has none."""
+    """Return the publisher of an event and its number; 0 if the id has none."""
     publisher, _, number = event_id.partition("-")[2].rpartition(".")
     return publisher, int(number) if number.isdecimal() else 0

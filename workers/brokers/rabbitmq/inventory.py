@@ -1,12 +1,11 @@
 """The inventory of a RabbitMQ broker: delayed messages and dead letters, by task id.
 
 It is read in the order in which messages flow: delay store first, dead-letter queues last. Events that are recorded meanwhile are
-received at the end, and correct the rows.
+read at the end, and correct the rows.
 
-A message that waits to be run is counted and not listed: RabbitMQ shows a message only to a client that takes it, and taking it
-counts as a delivery. With `look`, this is accepted, and they are listed, too. Messages that a worker holds are not seen at all. So
-an inventory for the books is best taken when the queues are empty: then no message is unlisted. Limits: of each queue, `MAX_HELD`
-messages are listed; those beyond are counted.
+Messages in ordinary queues are only counted, because reading a message on RabbitMQ counts as a delivery. With `look` they are
+listed, too. Messages that a worker holds are not seen. So take an inventory for the books when the queues are empty. Limit: at most
+`MAX_HELD` messages of each queue are listed, and the others are counted.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class AmqpInventory:
-    """See `InventorySource`."""
+    """Implements `InventorySource` on RabbitMQ."""
 
     def __init__(self, transport: AmqpTransport) -> None:
         self._transport = transport
@@ -61,6 +60,6 @@ class AmqpInventory:
 
 
 def unlisted(connection: Connection, queues: Iterable[str], listed: int = 0) -> dict[str, int]:
-    """How many messages each of these queues has, beyond those that were listed; without the queues that have no others."""
+    """Return how many messages each queue has beyond the `listed` ones, without queues that have no more."""
     counts = {queue: (depth_of(connection, queue) or 0) - listed for queue in queues}
     return {queue: count for queue, count in counts.items() if count > 0}

@@ -1,15 +1,14 @@
-"""Dead letters on RabbitMQ: they are read in their order, and redriven, removed or moved. No move loses one.
+"""Dead letters on RabbitMQ: reads, redrives, removes and moves them. No move loses a dead letter.
 
-A dead letter is published to its target, and confirmed; then its event is recorded, and confirmed; then it is acknowledged, and so
-leaves its queue (the publisher's moves, `publisher`). After a crash in between, its queue still has it, although it was moved: the
-next command that would move it recognises this by the journal of moves, and removes it (`copies`).
+A move publishes the dead letter and waits for the confirm, records its event and waits for the confirm, then acknowledges it in its
+old queue. After a crash between these steps, the old queue still has a copy. The next command that moves it finds the earlier move
+in the journal, and only removes the copy (`copies`).
 
-While a queue is looked at, its dead letters are held, so that no other tool and no handler gets them; then they are given back in
-their order (`peek` describes the costs). Counts come from the queue itself, and hold nothing.
+Reading a queue holds its dead letters, so no other tool and no handler gets them meanwhile; then they are given back in their order
+(`peek` describes the costs). Counting holds nothing.
 
-A dead letter that cannot be routed, because its origin queue is gone, is refused; the others go on. Limits: the dead-letter queues
-are those in the app's settings, because RabbitMQ lists its queues only through its management plugin; a look holds at most
-`MAX_HELD` dead letters.
+A dead letter that cannot be routed stays, and the others are moved. Limits: only dead-letter queues in the app's settings are
+known, because RabbitMQ lists its queues only through the management plugin. A read holds at most `MAX_HELD` dead letters.
 """
 
 from __future__ import annotations
@@ -40,15 +39,15 @@ if TYPE_CHECKING:
     from redelivery.middleware.brokers.rabbitmq.transport import AmqpTransport
     from redelivery.middleware.messages.events import Event
 
-#: The most dead letters in one page.
+#: The maximum number of dead letters in one page.
 PAGE = 250
-#: Seconds that the broker may take to confirm a batch.
+#: The maximum seconds until the broker confirms a batch.
 TIMEOUT = 120.0
 UNCONFIRMED = "the broker confirms nothing: does it have a memory or disk alarm?"
 
 
 class AmqpLetterStore:
-    """See `LetterStore`."""
+    """Implements `LetterStore` on RabbitMQ."""
 
     def __init__(self, transport: AmqpTransport) -> None:
         self.transport = transport
@@ -57,27 +56,24 @@ class AmqpLetterStore:
         self._seen: set[str] = set()
 
     def queues(self) -> dict[str, str]:
-        """As `LetterStore.queues`: none, because RabbitMQ cannot store which queues were used."""
+        """Return none: RabbitMQ cannot store which queues were used."""
         return {}
 
     def has_queue(self, name: str) -> bool:
-        """As `LetterStore.has_queue`."""
         with self.transport.asking() as connection:
             return depth_of(connection, name) is not None
 
     def is_consumed(self, name: str) -> bool:
-        """As `LetterStore.is_consumed`."""
         with self.transport.asking() as connection:
             counts = counts_of(connection, name)
         return counts is not None and counts[1] > 0
 
     def depth(self, name: str) -> int:
-        """As `LetterStore.depth`, without the management plugin."""
         with self.transport.asking() as connection:
             return depth_of(connection, name) or 0
 
     def summaries(self, origins: Mapping[str, str]) -> list[DeadLetterQueue]:
-        """As `LetterStore.summaries`: only counts, because a look would mark the dead letters."""
+        """Return only counts: reading the dead letters would mark them."""
         if not origins:
             return []
         with self.transport.asking() as connection:
@@ -87,32 +83,29 @@ class AmqpLetterStore:
         return AmqpLetters(self, name)
 
     def page(self, name: str, before: int | None, count: int) -> LetterPage:  # noqa: ARG002 - messages have no positions here
-        """As `LetterStore.page`. Raises `BrokerError`, because a look takes the dead letters and gives them back."""
         msg = f"the dead letters of {name!r} cannot be paged on RabbitMQ: a look takes them, and marks them"
         raise BrokerError(msg)
 
     def found(self, name: str, task_ids: Collection[str]) -> Iterator[Letter]:
-        """As `LetterStore.found`; the queue is read from its oldest dead letter on."""
         with self.open(name) as letters:
             read = (Letter.of(raw) for page in letters.pages() for raw in page if may_be(raw, task_ids))
             chosen = [letter for letter in read if letter.task_id.startswith(tuple(task_ids))]
         yield from reversed(chosen)
 
     def looks_at(self, letters: AmqpLetters, *, is_open: bool) -> None:
-        """Note that this list is looked at from now on, or no longer."""
+        """Register or unregister an open list."""
         if is_open:
             self._open[letters.name] = letters
         else:
             self._open.pop(letters.name, None)
 
     def redrive_many(self, dead_letter_queue: str, moves: Sequence[tuple[bytes, str, bytes, Event]]) -> list[Answer | Exception]:
-        """Move dead letters to the exchanges and keys that they were first published to; `MISSING` if one cannot be routed."""
+        """Publish dead letters to the exchanges and keys of their first publication; `MISSING` if one cannot be routed."""
         going = [_Going(letter, (event,), message, home_of(message, queue), queue) for letter, queue, message, event in moves]
-        return self._carry(dead_letter_queue, going, self._there)
+        return self._carry_out(dead_letter_queue, going, self._require_exchange)
 
     def purge_many(self, dead_letter_queue: str, gone: Sequence[tuple[bytes, Event]]) -> list[Answer | Exception]:
-        """Remove dead letters for good: each is recorded, then acknowledged."""
-        return self._carry(dead_letter_queue, [_Going(letter, (event,)) for letter, event in gone])
+        return self._carry_out(dead_letter_queue, [_Going(letter, (event,)) for letter, event in gone])
 
     def move_many(
         self,
@@ -120,13 +113,13 @@ class AmqpLetterStore:
         target: str,
         moves: Sequence[tuple[bytes, bytes, str, tuple[Event, Event]]],
     ) -> list[Answer | Exception]:
-        """Move dead letters to another dead-letter queue, which is declared if it is missing."""
+        """Move dead letters to another dead-letter queue, which is declared if it does not exist."""
         prepare = functools.partial(self.keep, target, "" if not moves else moves[0][2])
         going = [_Going(letter, events, moved, ("", target), target) for letter, moved, _, events in moves]
-        return self._carry(dead_letter_queue, going, prepare)
+        return self._carry_out(dead_letter_queue, going, prepare)
 
-    def _there(self, exchange: str, connection: Any, is_again: bool) -> bool:
-        """Whether this exchange exists: a publication to a missing exchange would close the publisher's channel."""
+    def _require_exchange(self, exchange: str, connection: Any, is_again: bool) -> bool:
+        """Return whether this exchange exists: a publication to a missing exchange would close the publisher's channel."""
         if exchange and (is_again or exchange not in self._seen):
             if not has_exchange(connection, exchange):
                 return False
@@ -134,39 +127,39 @@ class AmqpLetterStore:
         return True
 
     def keep(self, name: str, origin: str, _: str, connection: Any, is_again: bool) -> bool:
-        """Declare this dead-letter queue, with the type of its origin; as `Move.prepare`."""
+        """Declare this dead-letter queue with the type of its origin. It is a `Move.prepare`."""
         if is_again or name not in self._made:
             declare_letters(connection, name, queue_type_of(self.transport.app, origin))
             self._made.add(name)
         return True
 
-    def _carry(
+    def _carry_out(
         self,
         name: str,
         going: Sequence[_Going],
         prepare: Callable[[str, Any, bool], bool] = lambda *_: True,
     ) -> list[Answer | Exception]:
-        """Publish and record, all together; then remove from the queue those that have arrived. Returns an answer for each.
+        """Publish and record all of them, then remove the confirmed ones from the queue. Returns an answer for each.
 
-        A dead letter that was taken before may have been moved already: then it is only removed.
+        A dead letter that was delivered before may be a copy of a moved one: then it is only removed.
         """
         letters, publisher, now_ms = self._open[name], self.transport.publisher, self.transport.now_ms()
         found = [letters.found(each.letter) for each in going]
         again = [each.raw for each in found if each is not None and each.taken]
         fates = letters.copies.fates(name, again, going[0].arrives_in if going else "")
-        asked: list[tuple[Found | None, Fate | None, list[Move]]] = []
-        for each, one in zip(going, found, strict=True):
-            fate = None if one is None else fates.get(one.raw)
+        submitted: list[tuple[Found | None, Fate | None, list[Move]]] = []
+        for each, held in zip(going, found, strict=True):
+            fate = None if held is None else fates.get(held.raw)
             if fate is not None:
                 moves = [Move(event, ignore, may_wait=False, event_id=event.event_id) for event in fate.events]
             else:
-                moves = [] if one is None else [each.move(name, functools.partial(prepare, each.target[0]), now_ms)]
-            asked.append((one, fate, [publisher.submit(move) for move in moves]))
-        until = time.monotonic() + TIMEOUT
-        return [self._ended(letters, until, *each) for each in asked]
+                moves = [] if held is None else [each.move(name, functools.partial(prepare, each.target[0]), now_ms)]
+            submitted.append((held, fate, [publisher.submit(move) for move in moves]))
+        deadline = time.monotonic() + TIMEOUT
+        return [self._end(letters, deadline, *each) for each in submitted]
 
     @staticmethod
-    def _ended(letters: AmqpLetters, until: float, found: Found | None, fate: Fate | None, moves: list[Move]) -> Answer | Exception:
+    def _end(letters: AmqpLetters, until: float, found: Found | None, fate: Fate | None, moves: list[Move]) -> Answer | Exception:
         if found is None:
             return Answer.ALREADY
         if fate is not None and fate.is_in_doubt:
@@ -184,7 +177,7 @@ class AmqpLetterStore:
 
 @dataclass(frozen=True, slots=True)
 class _Going:
-    """A dead letter to move or remove: its events and, if it moves, the message that it becomes, its target, and its new queue."""
+    """A dead letter to move or remove, and its events. For a move also the new message, its target, and its new queue."""
 
     letter: bytes
     events: tuple[Event, ...]
@@ -193,13 +186,13 @@ class _Going:
     arrives_in: str = ""
 
     def move(self, queue: str, prepare: Callable[[Any, bool], bool], now_ms: int) -> Move:
-        """The move out of this queue: what is published, recorded, and written into the journal."""
-        made = None if self.message is None else message_of(self.message, target=self.target)
+        """Return the move out of this queue: what is published, recorded, and written into the journal."""
+        message = None if self.message is None else message_of(self.message, target=self.target)
         event, *further = self.events
         return Move(
             event,
             ignore,
-            made,
+            message,
             self.target,
             prepare,
             may_wait=False,
@@ -214,7 +207,7 @@ class _Going:
 
 
 class AmqpLetters:
-    """The dead letters of one queue while it is looked at; see `LetterList`."""
+    """Implements `LetterList` on RabbitMQ. It holds the dead letters that it has read until it is closed."""
 
     def __init__(self, store: AmqpLetterStore, name: str) -> None:
         self.name = name
@@ -227,7 +220,7 @@ class AmqpLetters:
 
     @property
     def most_taken(self) -> int:
-        """How often a dead letter of this look had been taken before: the largest number."""
+        """How often the dead letters had been delivered before; the largest number counts."""
         return 0 if self._look is None else self._look.most_taken
 
     def __enter__(self) -> Self:
@@ -247,7 +240,6 @@ class AmqpLetters:
         self._connection.release()
 
     def newest(self, limit: int) -> list[bytes]:
-        """As `LetterList.newest`; the queue is read from its oldest dead letter on."""
         if limit < 1 or not self.total:
             return []
         kept: deque[bytes] = deque(maxlen=limit)
@@ -256,12 +248,11 @@ class AmqpLetters:
         return list(kept)[::-1]
 
     def sample(self, limit: int) -> list[bytes]:
-        """The `limit` oldest dead letters; no others are taken."""
+        """The `limit` oldest dead letters. No others are held."""
         pages = self.pages(most=limit) if self.total else iter(())
         return [raw for page in pages for raw in page]
 
     def pages(self, gone: Callable[[], int] = lambda: 0, *, most: int | None = None) -> Iterator[list[bytes]]:  # noqa: ARG002
-        """As `LetterList.pages`; removed dead letters do not change the positions of the others here."""
         assert self._look is not None  # noqa: S101 - it is open
         left = self.total if most is None else min(most, self.total)
         looking = iter(self._look)
@@ -281,25 +272,25 @@ class AmqpLetters:
             yield page
 
     def found(self, raw: bytes) -> Found | None:
-        """A dead letter with these bytes from the last page, each once; None if there is no more."""
+        """A dead letter of the last page with these bytes, each only once; None if there is no more."""
         same = self._page.get(raw)
         return same.pop() if same else None
 
     def take(self, found: Found) -> None:
-        """Remove the dead letter from the queue."""
+        """Acknowledge the dead letter, which removes it from the queue."""
         assert self._look is not None  # noqa: S101 - it is open
         self._look.take(found)
 
 
 def carry_out(transport: AmqpTransport, event: Event, message: bytes | None, target: tuple[str, str]) -> Answer:
-    """Publish and record one move, and wait for it. Raises `BrokerError` if the broker does not confirm it."""
-    made = None if message is None else message_of(message, target=target)
-    move = transport.publisher.submit(Move(event, ignore, made, target, may_wait=False))
+    """Publish and record one move, and wait for both confirms. Raises `BrokerError` if one does not come."""
+    published = None if message is None else message_of(message, target=target)
+    move = transport.publisher.submit(Move(event, ignore, published, target, may_wait=False))
     if not move.wait(TIMEOUT):
         raise unconfirmed([move])
     return move.answer or Answer.MISSING
 
 
 def unconfirmed(moves: Sequence[Move]) -> BrokerError:
-    """The error for moves of which one has not ended in time: why it fails, as far as that is known."""
+    """Return the error for moves that were not all confirmed in time, with the reason if it is known."""
     return BrokerError(str(next((each.failure for each in moves if each.failure is not None), UNCONFIRMED)))

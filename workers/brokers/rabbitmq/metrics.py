@@ -1,8 +1,8 @@
-"""The metrics of RabbitMQ: the numbers that passive declares give, without a management plugin, and without a look.
+"""The metrics of RabbitMQ, from passive declares: no management plugin is needed, and no message is read.
 
-These are: how many messages are ready in each queue, each dead-letter queue, the delay store and the outcome log, and how many
-consumers a queue has. They do not show the messages that a worker holds, the age of dead letters, or overdue messages.
-Cost: one question for each queue, and one for each of the delay store's 28 levels.
+They are the ready messages of each queue, each dead-letter queue, the delay store and the outcome log, and the consumers of each
+queue. Messages that a worker holds, the age of dead letters and overdue messages are not known. Cost: one request for each queue,
+and for each of the delay store's 28 levels.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class AmqpGauges:
-    """See `Gauges`."""
+    """Implements `Gauges` on RabbitMQ."""
 
     def __init__(self, transport: AmqpTransport) -> None:
         self._transport = transport
@@ -32,7 +32,6 @@ class AmqpGauges:
         letter_queues: Mapping[str, str],
         living: Callable[[Mapping[bytes, bytes]], int],  # noqa: ARG002 - there are no leases
     ) -> Iterator[Gauge]:
-        """As `Gauges.sample`; a queue that does not exist has no sample."""
         transport = self._transport
         with transport.asking() as connection:
             for queue in queues:

@@ -1,15 +1,12 @@
-"""The outcome log on RabbitMQ: exported, looked at, and followed.
+"""The outcome log on RabbitMQ: a durable queue, bound by its name to a topic exchange of the broker.
 
-The log is a durable queue, bound by its name to one of the broker's own topic exchanges.
+- An export writes events and flushes them to the disk before it acknowledges them. A crash between the two exports some events
+  twice and loses none. The books count each event id once.
+- A follower binds its own queue to the exchange, and does not touch the log.
+- Reading the newest events holds events of the log, and then gives them back in their order.
 
-- An export takes events, writes them as `export` does, flushed to the disk, and acknowledges them only then. A crash in between
-  exports some of them twice and loses none: an event keeps its id, and the books count each id once.
-- A follower of the log binds a queue of its own to the exchange: the log itself is not touched.
-- A look back holds the log's events meanwhile, and gives them back in their order; an export that runs at that time takes the
-  others.
-
-One export runs at a time: it declares an exclusive queue, which ends with its connection, and a second export is refused. Events
-that left the log before they were exported are noticed by their publishers' numbers (`gaps`).
+One export runs at a time: it declares an exclusive queue, so a second export is refused. `gaps` finds events that left the log
+before an export, by the numbers of their publishers.
 """
 
 from __future__ import annotations
@@ -40,11 +37,11 @@ if TYPE_CHECKING:
 
     from ...ports import Format
 
-#: Seconds that a follower waits at a time.
+#: Seconds of one wait of a follower.
 BEAT = 1.0
-#: A connection's own queue is named by the broker.
+#: The broker chooses a name for a queue that is declared without one.
 UNNAMED = ""
-#: The exclusive queue of the export that runs.
+#: The exclusive queue of the running export.
 EXPORTING = "redelivery.exporting"
 
 
@@ -56,12 +53,8 @@ def export_outcomes(
     format: Format = "parquet",  # noqa: A002 - as on Redis
     batch: int = 50_000,
 ) -> ExportResult:
-    """Export the events of the outcome log, about `batch` at a time; events that are recorded meanwhile wait for the next export.
-
-    Raises `InputError` if the destination cannot be written or `batch` is not positive, `BrokerError` if another export runs, and
-    the broker's errors. Events that were not written stay in the log.
-    """
-    from ...export.export import write_events, write_gaps, write_refused  # noqa: PLC0415 - as above
+    """Export the events that are in the outcome log at the beginning, as `OutcomeLog.export`."""
+    from ...export.export import write_events, write_gaps, write_refused  # noqa: PLC0415 - pyarrow is optional
     from .gaps import Publishers  # noqa: PLC0415 - pyarrow is optional
 
     if batch < 1:
@@ -103,7 +96,7 @@ def _lock(connection: Connection) -> None:
 
 
 def newest(connection: Connection, names: AmqpNames, limit: int, *, most: int = MAX_HELD) -> tuple[list[Event], int]:
-    """The last `limit` events of at most `most` messages that are looked at, the oldest first, and how many messages were not."""
+    """Read at most `most` messages. Return the last `limit` events in order, and how many messages were not read."""
     kept: deque[Event] = deque(maxlen=max(limit, 1))
     depth = depth_of(connection, names.outcomes) or 0
     with Look(connection, names.outcomes, most=min(depth, most), read=body_of) as look:
@@ -114,13 +107,13 @@ def newest(connection: Connection, names: AmqpNames, limit: int, *, most: int = 
 
 
 class AmqpOutcomeLog:
-    """See `OutcomeLog`."""
+    """Implements `OutcomeLog` on RabbitMQ."""
 
     def __init__(self, transport: AmqpTransport) -> None:
         self._transport, self._names = transport, transport.keys
 
     def lead(self, token: str, lead_ms: int) -> bool:  # noqa: ARG002 - as `OutcomeLog`
-        """As `OutcomeLog.lead`: always True, because an export locks out the others while it runs."""
+        """Return True: a running export locks others out."""
         return True
 
     def export(self, destination: str, *, format: Format = "parquet", batch: int = 50_000) -> ExportResult:  # noqa: A002 - as `OutcomeLog`
@@ -129,7 +122,6 @@ class AmqpOutcomeLog:
 
     @contextmanager
     def tail(self, limit: int, *, is_followed: bool) -> Iterator[Tail]:
-        """As `OutcomeLog.tail`; events that are recorded meanwhile come through a queue of its own."""
         with self._transport.connect() as connection:
             listening = Listening(connection, self._names) if is_followed else None
             events, left = newest(connection, self._names, limit)
@@ -142,7 +134,6 @@ class AmqpOutcomeLog:
         *,
         since_ms: int | None = None,  # noqa: ARG002 - the log cannot be read back
     ) -> Iterator[Callable[[float], Iterable[Event]]]:
-        """As `OutcomeLog.hear`, by a queue of its own that is bound to the log's exchange; no dead letter is looked at."""
         with self._transport.connect() as connection:
             listening = Listening(connection, self._names)
 
@@ -156,7 +147,7 @@ class AmqpOutcomeLog:
 
 
 class Listening:
-    """A queue that is bound to the log's exchange: it gets the events that are recorded from now on; the log is not touched."""
+    """A queue that is bound to the log's exchange: it gets the events that are recorded from now on."""
 
     def __init__(self, connection: Connection, names: AmqpNames) -> None:
         self._channel: Any = connection.channel()
@@ -170,7 +161,7 @@ class Listening:
             yield from (each for each in _read(body_of(message)) if not isinstance(each, Refused))
 
     def follow(self) -> Iterator[Event]:
-        """The events as they are recorded, without end."""
+        """Yield the events as they are recorded, without end."""
         arrived: deque[Any] = deque()
         self._channel.basic_consume(self._queue, no_ack=True, callback=arrived.append)
         while True:
@@ -187,7 +178,7 @@ def body_of(message: Any) -> bytes:
 
 
 def _read(body: bytes, refused_id: str = "") -> list[Event | Refused]:
-    """The events of a message of the log; if redelivery did not write it, a `Refused` with this id and the reason."""
+    """Return the events of a message of the log, or a `Refused` with this id if redelivery did not write the message."""
     try:
         return list(events_of(body))
     except EnvelopeError as exc:

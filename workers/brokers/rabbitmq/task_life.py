@@ -1,6 +1,6 @@
 """A task's life on RabbitMQ: its events in the log, its delayed messages, and its dead letters.
 
-As on Redis, except for messages that wait to be run, which are counted and reported as not read, and messages that workers hold.
+Messages in ordinary queues are counted and reported as not read. Messages that workers hold are not seen.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class AmqpTasks:
-    """See `TaskSource`; it reads the oldest messages of the log."""
+    """Implements `TaskSource` on RabbitMQ. It reads the oldest messages of the log."""
 
     def __init__(self, transport: AmqpTransport) -> None:
         self._transport = transport

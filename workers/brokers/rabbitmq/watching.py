@@ -1,4 +1,4 @@
-"""Watching the queues of a RabbitMQ broker: one worker in a fleet, which holds an exclusive queue, asks by passive declares."""
+"""Watches the queues of a RabbitMQ broker by passive declares. One worker of a fleet does it: it holds an exclusive queue."""
 
 from __future__ import annotations
 
@@ -30,32 +30,32 @@ class Watching:
 
     @property
     def goes_on(self) -> bool:
-        """Whether this worker watches already."""
+        """Whether this worker watches."""
         return self._connection is not None and bool(self._connection.connected)
 
     def begin(self) -> bool:
-        """Open the connection; False if another worker watches. Raises the broker's errors."""
+        """Open the connection. Returns False if another worker watches. Raises the broker's errors."""
         self._connection = self._transport.connect()
         try:
             self._connection.default_channel.queue_declare(WATCHING, exclusive=True)
         except ResourceLocked:
             self.end()
             return False
-        self.declare_log()  # what was missing before is no finding: the first worker may begin to watch before the log is there
+        self.declare_log()  # a first worker may begin to watch before the log exists, which is no finding
         return True
 
     def counts(self, name: str) -> tuple[int, int] | None:
-        """How many messages and how many consumers a queue has; None if it does not exist. Raises `ConnectionError`."""
-        return self._asked(lambda connection: counts_of(connection, name))
+        """Return the numbers of messages and consumers of a queue; None if it does not exist. Raises `ConnectionError`."""
+        return self._ask(lambda connection: counts_of(connection, name))
 
     def declare_log(self) -> bool:
-        """Declare the outcome log if it is missing; return whether it was. Raises `ConnectionError`.
+        """Declare the outcome log if it does not exist. Returns whether it was missing. Raises `ConnectionError`.
 
-        Publishers do not notice a log that was deleted if another queue is bound beside it: the broker routes the events there.
+        Publishers do not notice that the log was deleted if another queue is bound to its exchange: the events still have a route.
         """
-        return self._asked(lambda connection: self._transport.declare_outcomes(connection.connection))
+        return self._ask(lambda connection: self._transport.declare_outcomes(connection.connection))
 
-    def _asked(self, ask: Callable[[Connection], Told]) -> Told:
+    def _ask(self, ask: Callable[[Connection], Told]) -> Told:
         assert self._connection is not None  # noqa: S101 - `begin` has opened it
         try:
             return ask(self._connection)
@@ -64,7 +64,7 @@ class Watching:
             raise ConnectionError(str(exc)) from exc
 
     def end(self) -> None:
-        """Close the connection, and let another worker watch."""
+        """Close the connection, so that another worker can watch."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.collect(socket_timeout=1.0)

@@ -1,6 +1,6 @@
-"""The audit on Redis: a stream that keeps the newest records, whether they are exported or not.
+"""The audit on Redis: a stream that keeps the newest records.
 
-The scripts that change an operation's state write the records of that themselves.
+The scripts that change an operation's state also record the change.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from ...ports import Gap, Record, Recorded
 if TYPE_CHECKING:
     from redelivery.middleware.brokers.redis.transport import RedisTransport
 
-#: The most records that are kept.
+#: The maximum number of records in the stream.
 MAX_RECORDS = 10_000
-#: The most records in one answer: the broker serves no other client while it writes them.
+#: The maximum number of records in one answer: the broker serves no other client while it writes the answer.
 PAGE = 1_000
 
 _RECORD, _READ = Script("record"), Script("read_audit")
 
 
 class Read(NamedTuple):
-    """The records after a given one, and the stream's counts when the last of them was read: they show gaps, as in the log.
+    """The records after a given one, and the stream's counts at that time.
 
-    `added` is how many records were ever added, and `gone` how many of them are no longer there. `has_last` tells whether the given
-    record is still there.
+    `added` is how many records were ever added, and `gone` how many of them were removed. `has_last` says whether the given record
+    is still there.
     """
 
     records: list[Record]
@@ -37,7 +37,7 @@ class Read(NamedTuple):
 
 
 class RedisAudit:
-    """See `AuditStore`."""
+    """Implements `AuditStore` on Redis."""
 
     def __init__(self, transport: RedisTransport) -> None:
         self._client, self.name = transport.client, transport.keys.audit
@@ -65,7 +65,7 @@ class RedisAudit:
         return Recorded(read.records, read.added, gap)
 
     def _behind(self, record_id: str) -> Read:
-        """All records after this one, read in pages, also those that are added meanwhile."""
+        """Read all records after this one in pages, including records that are added meanwhile."""
         records: list[Record] = []
         last, has_last = record_id, False
         while True:

@@ -1,7 +1,7 @@
 """What `redelivery doctor` asks Redis: its memory, whether it writes to disk, its replicas, leases, and noted clocks.
 
-It sends a fixed number of commands, whatever the server holds. Only `CONFIG GET` tells whether there are snapshots; if the user may
-not call it, only this is not known.
+It sends a fixed number of commands. Only `CONFIG GET` tells whether there are snapshots; if the user may not call it, this one fact
+is not known.
 """
 
 from __future__ import annotations
@@ -30,13 +30,12 @@ _SNAPSHOTS = NotKnown(
 
 
 class RedisCheckup:
-    """See `Checkup`."""
+    """Implements `Checkup` on Redis."""
 
     def __init__(self, transport: RedisTransport) -> None:
         self._transport, self._client, self._keys = transport, transport.client, transport.keys
 
     def condition(self, queues: Sequence[str], letters: Collection[str], management_url: str | None) -> Condition:  # noqa: ARG002 - the port's
-        """As `Checkup.condition`; on Redis, only eviction ends messages."""
         memory: Any = self._client.info("memory")
         persistence: Any = self._client.info("persistence")
         replication: Any = self._client.info("replication")
@@ -54,7 +53,7 @@ class RedisCheckup:
         )
 
     def _saves(self) -> str | None:
-        """When the server writes snapshots; None if this user may not ask."""
+        """The setting `save`; None if the user may not read it."""
         try:
             return str(self._client.config_get("save").get("save", ""))
         except ResponseError:
@@ -75,7 +74,7 @@ class RedisCheckup:
         return {text_of(token): text_of(counter) for token, counter in counters.items()}
 
     def consumers(self, queues: Collection[str]) -> None:  # noqa: ARG002 - the port's
-        """As `Checkup.consumers`: Redis has only lists, and does not know which workers read them."""
+        """Return None: Redis has only lists, and does not know which workers read them."""
         return
 
     def wrong_clocks(self) -> dict[str, int]:
@@ -97,7 +96,7 @@ def _failing(persistence: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _ahead(note: bytes) -> int:
-    """By how much a clock was ahead; 0 if redelivery did not write the note."""
+    """Return by how many milliseconds a clock was ahead; 0 if redelivery did not write the note."""
     try:
         return int(json.loads(note)["ahead_ms"])
     except (ValueError, LookupError, TypeError):

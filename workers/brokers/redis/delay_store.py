@@ -1,4 +1,4 @@
-"""The delay store on Redis, for operators: for each list, a sorted set of due times and a hash of messages."""
+"""The delay store on Redis, for operators. Each list has a sorted set of due times and a hash of messages."""
 
 from __future__ import annotations
 
@@ -21,18 +21,17 @@ if TYPE_CHECKING:
 
 #: Messages that are read in one round trip.
 PAGE = 250
-#: The most delayed messages of one task: it has one, or more if it was published several times with the same id.
+#: The maximum number of delayed messages of one task. A task has several if it was published several times with the same id.
 MAX_OF_TASK = 1000
 
 
 class RedisDelayStore:
-    """See `DelayStore`. Each change is one script: the message leaves and the event is recorded, both or neither."""
+    """Implements `DelayStore` on Redis. Each change is one script, which moves the message and records the event."""
 
     def __init__(self, transport: RedisTransport) -> None:
         self._transport, self._client, self._keys = transport, transport.client, transport.keys
 
     def glance(self, limit: int, parts: int, queue: str | None = None, within_ms: int | None = None) -> Glance:
-        """As `DelayStore.glance`: it counts each part of each list, and reads the messages that are due first."""
         names, now_ms = self._lists_of(queue), self._transport.now_ms()
         keys = [self._keys.due(name) for name in names]
         until_ms = now_ms + within_ms if within_ms is not None else max(self._last_due(keys), now_ms + 1)
@@ -47,7 +46,7 @@ class RedisDelayStore:
         return Glance(self.totals(), self._soonest(names, limit), course, until_ms, later)
 
     def _last_due(self, keys: Sequence[str]) -> int:
-        """When the last message of these lists is due, ms; 0 if there is none."""
+        """The latest due time in these lists, in ms; 0 if they are empty."""
         with self._client.pipeline(transaction=False) as pipe:
             for key in keys:
                 pipe.zrange(key, -1, -1, withscores=True)
@@ -66,7 +65,6 @@ class RedisDelayStore:
         return {queue: count for queue, count in sorted(counts.items()) if count}
 
     def soonest(self, limit: int, queue: str | None = None) -> list[Delayed]:
-        """As `DelayStore.soonest`; it reads `limit` ids of each list, and the chosen messages."""
         return self._soonest(self._lists_of(queue), limit)
 
     def _soonest(self, names: Sequence[str], limit: int) -> list[Delayed]:
@@ -81,7 +79,7 @@ class RedisDelayStore:
         return sorted((each for name, some in chosen.items() for each in self._read(name, some)), key=lambda each: each.due_ms)
 
     def pages(self, queue: str | None = None) -> Iterator[list[Delayed]]:
-        """As `DelayStore.pages`: it reads on by due times, so that it misses no message if others leave meanwhile."""
+        """Read by due times, so that no message is missed if others leave meanwhile."""
         for name in self._lists_of(queue):
             after, seen = "-inf", set[bytes]()
             while True:
@@ -95,7 +93,6 @@ class RedisDelayStore:
                 after = repr(last)
 
     def of_task(self, task_id: str) -> list[Delayed]:
-        """As `DelayStore.of_task`, by the index of tasks."""
         begin = (task_id + SEPARATOR).encode("utf-8", "replace")
         members: Any = self._client.zrangebylex(self._keys.delayed_tasks, b"[" + begin, b"(" + begin + b"\xff", 0, MAX_OF_TASK)
         found = []
@@ -108,41 +105,40 @@ class RedisDelayStore:
         return found
 
     def ids_like(self, given: str, most: int) -> list[str]:
-        """As `DelayStore.ids_like`, by one command for each id: the index is sorted by task id."""
+        """Send one command for each id, because the index is sorted by task id."""
         begin, found = given.encode("utf-8", "replace"), list[str]()
-        behind = b"[" + begin
+        after = b"[" + begin
         while len(found) < most:
-            members: Any = self._client.zrangebylex(self._keys.delayed_tasks, behind, b"(" + begin + b"\xff", 0, 1)
+            members: Any = self._client.zrangebylex(self._keys.delayed_tasks, after, b"(" + begin + b"\xff", 0, 1)
             if not members:
                 break
             task_id, separator, _ = members[0].partition(SEPARATOR.encode())
             found.append(task_id.decode("utf-8", "replace"))
-            behind = b"[" + task_id + separator + b"\xff"
+            after = b"[" + task_id + separator + b"\xff"
         return found
 
     def cancel(self, list_name: str, ident: str, event: Event) -> Answer:
         return self._transport.stores.cancel(list_name, ident, event)
 
     def reschedule(self, list_name: str, ident: str, message: bytes, event: Event, *, due_ms: int | None) -> Answer:
-        """As `DelayStore.reschedule`; if the message is due now, a dispatcher moves it."""
         return self._transport.stores.reschedule(list_name, ident, message, event, due_ms=due_ms)
 
     def lists(self) -> list[str]:
-        """The lists that have delayed messages."""
+        """The lists for which messages are delayed."""
         names: Any = self._client.zrange(self._keys.destinations, 0, -1)
         return [name.decode() for name in names]
 
     def _lists_of(self, queue: str | None) -> list[str]:
-        """The lists of one queue, one for each of its priorities, or all lists."""
+        """The lists of one queue, one for each priority; None: all lists."""
         return [each for each in self.lists() if queue is None or self._keys.queue_of(each) == queue]
 
     def page_of(self, list_name: str, start: int, count: int) -> tuple[int, list[Delayed]]:
-        """How many ids there are from the `start`-th on, `count` at most, and their messages, the first to become due first."""
+        """Return the number of ids from the `start`-th on, at most `count`, and their messages by due time."""
         due: Any = self._client.zrange(self._keys.due(list_name), start, start + count - 1, withscores=True)
         return len(due), self._read(list_name, due)
 
     def _read(self, name: str, due: list[tuple[bytes, float]]) -> list[Delayed]:
-        """The messages of these ids, without those that have left meanwhile."""
+        """The messages with these ids, except messages that have left meanwhile."""
         if not due:
             return []
         raws: Any = self._client.hmget(self._keys.waiting(name), [ident for ident, _ in due])
@@ -155,7 +151,7 @@ class RedisDelayStore:
 
 
 class ClaimedDelayStore(RedisDelayStore):
-    """The same for an operation: it counts the cancelled messages, and raises `Halted` when the operation may not go on."""
+    """A delay store for an operation: it counts cancelled messages, and raises `Halted` if the operation may not continue."""
 
     def __init__(self, transport: RedisTransport, claim: Claim) -> None:
         super().__init__(transport)

@@ -1,7 +1,6 @@
-"""The metrics of Redis: a few commands for each queue, in three round trips, whatever the queues hold.
+"""The metrics of Redis: a few commands for each queue, in three round trips. The cost does not depend on the queues' length.
 
-The only message that is read is the oldest dead letter of each dead-letter queue. The numbers are not of one instant: they are read
-one after the other.
+Only one message of each dead-letter queue is read, the oldest. The numbers are not read at the same instant.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class RedisGauges:
-    """See `Gauges`."""
+    """Implements `Gauges` on Redis."""
 
     def __init__(self, transport: RedisTransport) -> None:
         self._transport, self._client, self._keys = transport, transport.client, transport.keys
@@ -28,7 +27,7 @@ class RedisGauges:
     def sample(
         self, queues: Collection[str], letter_queues: Mapping[str, str], living: Callable[[Mapping[bytes, bytes]], int]
     ) -> Iterator[Gauge]:
-        """As `Gauges.sample`; the origins of dead letters are counted as well."""
+        """Measure the origins of the dead-letter queues, too."""
         yield from self._messages(sorted({*queues, *letter_queues.values()} - letter_queues.keys()), letter_queues)
         yield from self._workers_and_log(living)
 
@@ -87,7 +86,7 @@ class RedisGauges:
 
 
 def _delayed(lists: Iterable[tuple[str, int, float]], now_ms: int) -> Iterator[Gauge]:
-    """The gauges of the delay store. `lists` has for each list its queue, how many messages wait, and when the first is due."""
+    """Return the gauges of the delay store. `lists` has the queue of each list, its number of messages, and the first due time."""
     waiting: dict[str, int] = {}
     overdue: dict[str, float] = {}
     for queue, count, due_ms in lists:
@@ -99,5 +98,5 @@ def _delayed(lists: Iterable[tuple[str, int, float]], now_ms: int) -> Iterator[G
 
 
 def _seconds(ms: float) -> float:
-    """Milliseconds as seconds; 0 if they are negative, because a clock was put back."""
+    """Return milliseconds as seconds; 0 if they are negative because a clock was set back."""
     return max(ms, 0) / 1000

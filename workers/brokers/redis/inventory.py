@@ -1,15 +1,15 @@
 """The inventory of Redis: every message that the broker holds, its place, and the worker that holds it.
 
-A message that moves while the inventory is read must not be missed. Messages flow delay store → queue → unacked → dead-letter
-queue. The inventory is read in that order: so a message that moves on is seen at its old place or at its new one, perhaps at both,
-and the later sight counts. Messages also move back:
+A message that moves meanwhile must not be missed. Messages flow delay store → queue → unacked → dead-letter queue, and the
+inventory is read in that order. So a message that moves on is seen in its old or its new place, or in both; the later sighting
+counts. Messages also move back:
 
-- into the delay store, and out of a dead-letter queue: the outcome log has an event of each such move. So the events that were
-  recorded since the walk began are read last. They correct rows, add messages that were not seen, and remove those that have ended.
-- from unacked to the queue, without an event: a worker gives back messages that it has not run. So these two are read twice.
+- into the delay store, and out of a dead-letter queue: the outcome log has an event of each such move. So the events since the
+  beginning are read last. They correct rows, add messages that were not seen, and remove messages that have ended.
+- from unacked to the queue, without an event, when a worker gives back messages. So these two are read twice.
 
-Limits: a message that is given back and received twice, each time just before the walk reads its place, is missed. So is a message
-that moved back without an event: moved by a plain Celery worker, or if the log was cut meanwhile. Memory: 0.5 kB for each message.
+Limits: a message is missed if it is given back and received twice, each time just before its place is read. It is also missed if it
+moved back without an event: through a plain Celery worker, or because the log was cut meanwhile. Memory: 0.5 kB for each message.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ EVENTS = 1000
 
 
 class RedisInventory:
-    """See `InventorySource`."""
+    """Implements `InventorySource` on Redis."""
 
     def __init__(self, transport: RedisTransport) -> None:
         self._transport = transport
@@ -48,7 +48,7 @@ class RedisInventory:
         queues: Collection[str],
         letter_queues: Collection[str],
         *,
-        look: bool,  # noqa: ARG002 - reading marks nothing
+        look: bool,  # noqa: ARG002 - reading marks no message
     ) -> dict[str, int]:
         walk = _Walk(self._transport, inventory, queues, letter_queues)
         last = newest_id(self._transport.client, self._transport.keys.outcomes)
@@ -57,13 +57,13 @@ class RedisInventory:
             walk.queues()
             walk.unacked()
         walk.dead_letter_queues()
-        walk.unacked()  # once more: a dead-letter handler may have taken a dead letter before the walk read it
+        walk.unacked()  # again: a dead-letter handler may have received a dead letter before its queue was read
         for event in self._events_after(last):
             inventory.hear(event)
         return {}
 
     def _events_after(self, last: str) -> Iterable[Event]:
-        """The events that were recorded after this one, up to now, the oldest first. Ids do not go back, but a clock may."""
+        """The events after the entry `last` up to now, in order. Compare ids, not times: a clock may be set back."""
         client, stream = self._transport.client, self._transport.keys.outcomes
         newest = newest_id(client, stream)
         while True:
@@ -75,7 +75,7 @@ class RedisInventory:
 
 
 class _Walk:
-    """One walk; each place is read in pages."""
+    """Reads each kind of place once, in pages."""
 
     def __init__(
         self, transport: RedisTransport, inventory: Sightings, queues: Collection[str], letter_queues: Collection[str]
@@ -102,15 +102,15 @@ class _Walk:
                     self._inventory.see(Contents.of(raw), queue, DELAYED, now, due_ms=due_ms)
 
     def queues(self) -> None:
-        """Read the messages that wait to be received: all in the app's queues, and the tasks in other lists."""
+        """Read all messages in the app's queues, and the tasks in other lists."""
         known = {self._keys.list(name): queue for queue in self._queues for name in self._keys.list_names(queue)}
         letters = {self._keys.list(name) for name in self._letter_queues}
         for key, queue in known.items():
-            self._list(key, queue)
+            self._read_list(key, queue)
         for key in self._other_lists({*known, *letters}):
-            self._list(key, self._keys.queue_of(key.removeprefix(self._keys.prefix)), tasks_only=True)
+            self._read_list(key, self._keys.queue_of(key.removeprefix(self._keys.prefix)), tasks_only=True)
 
-    def _list(self, key: str, queue: str, *, tasks_only: bool = False) -> None:
+    def _read_list(self, key: str, queue: str, *, tasks_only: bool = False) -> None:
         for now, page in list_pages(self._client, key):
             for raw in page:
                 contents = Contents.of(raw)
@@ -118,7 +118,7 @@ class _Walk:
                     self._inventory.see(contents, queue, QUEUE, now)
 
     def _other_lists(self, known: set[str]) -> Iterator[str]:
-        """The lists under the prefix whose newest element is a task: queues that this app does not name, and no other app has."""
+        """The lists under the prefix whose newest element is a task: queues that neither this app nor another app names."""
         others = self._longer_prefixes()
         for found in self._scan("*", "list"):
             key = found.decode(errors="replace")
@@ -128,13 +128,13 @@ class _Walk:
                     yield key
 
     def _longer_prefixes(self) -> tuple[str, ...]:
-        """The prefixes of other apps that begin with this app's: kombu stores under each which queues are bound."""
+        """The prefixes of other apps that begin with this app's prefix; kombu stores its bindings under each prefix."""
         at, name = len(self._keys.prefix), self._keys.bindings("").removeprefix(self._keys.prefix)
         found = (key.decode(errors="replace") for key in self._scan(f"?*{name}*", "set"))
         return tuple({key[: key.index(name, at)] for key in found if not key.startswith(name, at)})
 
     def _scan(self, pattern: str, kind: str) -> Iterator[bytes]:
-        """The keys of this type under the prefix whose rest matches this pattern."""
+        """The keys of this type that match the pattern after the prefix."""
         prefix = "".join(f"\\{char}" if char in "*?[]^\\" else char for char in self._keys.prefix)
         found: Iterator[bytes] = self._client.scan_iter(match=prefix + pattern, count=1000, _type=kind)
         return found

@@ -1,4 +1,4 @@
-"""Dead letters on Redis: each queue is a list, and reading it changes nothing."""
+"""Dead letters on Redis. Each dead-letter queue is a list, and reading it changes nothing."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
 
     from ...ports import Claim
 
-#: How many dead letters the reasons of a queue are counted from, and how many queues are read in one round trip.
+#: Number of dead letters from which a queue's reasons are counted, and number of queues in one round trip.
 SAMPLE, QUEUES = 200, 20
-#: Dead letters that are read in one round trip.
+#: The maximum number of dead letters in one page.
 PAGE = 1000
-#: Pages get smaller if their dead letters have more bytes than this.
+#: After a page with more bytes, the next page is smaller.
 MAX_BYTES = 8 * 1024 * 1024
-#: Of so many pages the dead letters are still known by their digests.
-KNOWN = 20
+#: Number of recent pages whose dead letters are remembered, by digest.
+REMEMBERED_PAGES = 20
 
 
 class RedisLetterStore:
-    """See `LetterStore`. Dead letters are moved in one round trip; each move is one script, done completely or not at all."""
+    """Implements `LetterStore` on Redis. Each move is one script; the moves of a batch are sent in one round trip."""
 
     def __init__(self, transport: RedisTransport) -> None:
         self._transport, self._client, self._keys = transport, transport.client, transport.keys
@@ -45,18 +45,17 @@ class RedisLetterStore:
         return {name.decode(errors="replace"): origin.decode(errors="replace") for name, origin in used.items()}
 
     def has_queue(self, name: str) -> bool:
-        """As `LetterStore.has_queue`: an empty queue has no list, but a queue that kombu has declared has a binding."""
+        """Look for the list or a binding: an empty queue has no list, but if kombu declared it, it has a binding."""
         return bool(self._client.exists(self._keys.list(name), self._keys.bindings(name)))
 
     def is_consumed(self, name: str) -> bool:
-        """As `LetterStore.is_consumed`: workers with redelivery wait for it, or did so in the last thirty days."""
+        """Return whether workers with redelivery wait for this queue, or did so in the last thirty days."""
         return bool(self._client.exists(self._keys.watch(name), self._keys.idle(name)))
 
     def depth(self, name: str) -> int:
         return int(self._client.llen(self._keys.list(name)))
 
     def summaries(self, origins: Mapping[str, str]) -> list[DeadLetterQueue]:
-        """As `LetterStore.summaries`, some queues in one round trip."""
         queues, found = list(origins.items()), list[DeadLetterQueue]()
         for some in (queues[at : at + QUEUES] for at in range(0, len(queues), QUEUES)):
             with self._client.pipeline(transaction=False) as pipe:
@@ -73,7 +72,7 @@ class RedisLetterStore:
         return RedisLetters(self._client, self._keys.list(name))
 
     def page(self, name: str, before: int | None, count: int) -> LetterPage:
-        """As `LetterStore.page`: places count from the list's tail, so that new dead letters do not change them."""
+        """Count places from the list's tail, so that new dead letters do not change them."""
         key = self._keys.list(name)
         with self._client.pipeline(transaction=True) as pipe:
             pipe.llen(key)
@@ -112,12 +111,12 @@ class RedisLetterStore:
         return halted(self._transport.stores.move_many(dead_letter_queue, target, moves, under=self._under()))
 
     def _under(self) -> Under | None:
-        """The operation for which dead letters are moved, if any."""
+        """The operation that moves the dead letters; None if there is none."""
         return None
 
 
 class ClaimedLetterStore(RedisLetterStore):
-    """The same for an operation: it counts the moved dead letters; the answer is `Halted` when the operation may not go on."""
+    """A letter store for an operation: it counts moved dead letters, and answers `Halted` if the operation may not continue."""
 
     def __init__(self, transport: RedisTransport, claim: Claim) -> None:
         super().__init__(transport)
@@ -129,7 +128,6 @@ class ClaimedLetterStore(RedisLetterStore):
 
 
 def _summary(name: str, origin: str, count: Any, sample: Any, oldest: Any) -> DeadLetterQueue:
-    """The summary of a queue, from its count, its newest dead letters, and the oldest."""
     if not sample or oldest is None:
         return DeadLetterQueue(name, origin, int(count))
     letters = [Letter.of(raw) for raw in sample]
@@ -146,12 +144,12 @@ def _summary(name: str, origin: str, count: Any, sample: Any, oldest: Any) -> De
 
 
 def halted(answers: Sequence[Answer | Exception]) -> list[Answer | Exception]:
-    """The answers, with `Halted` for each dead letter that its operation may no longer move."""
+    """Replace `REFUSED` by `Halted`: the operation may no longer move the dead letter."""
     return [Halted() if answer is Answer.REFUSED else answer for answer in answers]
 
 
 class RedisLetters:
-    """The dead letters of one queue, a Redis list that is read in pages; see `LetterList`."""
+    """Implements `LetterList` on Redis."""
 
     def __init__(self, client: Redis, key: str) -> None:
         self._client, self._key = client, key
@@ -165,16 +163,15 @@ class RedisLetters:
         """Do nothing: reading holds no messages."""
 
     def newest(self, limit: int) -> list[bytes]:
-        """As `LetterList.newest`; the cost does not depend on the queue's size."""
         raws: Any = self._client.lrange(self._key, 0, limit - 1) if limit > 0 else []
         return list(raws)
 
     def pages(self, gone: Callable[[], int] = lambda: 0) -> Iterator[list[bytes]]:
-        """As `LetterList.pages`. If other clients remove dead letters meanwhile, the others are still read.
+        """Read all dead letters, even if other clients remove some meanwhile.
 
-        The newest dead letter that was read and stays is known. If it is not where it must be, the later ones have moved.
+        Each page begins with the last dead letter of the page before. If it is not there, the newer ones have moved.
         """
-        seen, lost, size, known = 0, 0, PAGE, deque[set[bytes]](maxlen=KNOWN)
+        seen, lost, size, known = 0, 0, PAGE, deque[set[bytes]](maxlen=REMEMBERED_PAGES)
         while seen < self.total:
             count, staying = min(size, self.total - seen), max(seen - gone() - lost, 0)
             page: Any = self._client.lrange(self._key, -(staying + count), -max(staying, 1))

@@ -1,7 +1,7 @@
-"""The operations on Redis: a hash for each, and a set of those that have not ended.
+"""The operations on Redis: a hash for each, and a set of the operations that have not ended.
 
-Every change is one script, which checks the operation's state and token first. The scripts that move a message for an operation
-check both, too, and count the message in the same step: an aborted operation moves nothing more, and the counts are always exact.
+Every change is one script, which first checks the operation's state and token. The scripts that move a message for an operation
+check both, too, and count the message. So an aborted operation moves no more messages, and the counts are exact.
 """
 
 from __future__ import annotations
@@ -26,34 +26,31 @@ if TYPE_CHECKING:
 
     from ...ports import Claim
 
-#: The most operations that are kept.
+#: The maximum number of stored operations.
 MAX_OPERATIONS = 1_000
-#: The most lives in one call of a script.
+#: The maximum number of lives in one call of a script.
 PAGE = 5_000
-#: The prefix of an operation's fields that count the messages for each target.
+#: The prefix of the fields that count an operation's messages for each target.
 TO = "to:"
 
 _BEGIN, _TURN, _REPORT = Script("operation_begin"), Script("operation_turn"), Script("operation_report")
 
 
 class RedisOperationStore:
-    """The operations that the broker keeps. Every method raises what the broker's driver does.
-
-    An operation is changed only if it is in one of the named states and, if a token is named, carried out under that token.
-    """
+    """The operations that the broker keeps. Every method raises the errors of the broker's driver."""
 
     def __init__(self, transport: RedisTransport) -> None:
         self._transport, self._client, self._keys = transport, transport.client, transport.keys
 
     def lead(self, token: str, seconds: float) -> bool:
-        """Take or keep the lead among the processes that carry operations out, for this long."""
+        """Take or keep the lead among the operation runners for `seconds`; False if another process leads."""
         return self._transport.leases.lead(self._keys.operator, token, seconds)
 
     def resign(self, token: str) -> None:
         self._transport.leases.resign(self._keys.operator, token)
 
     def begin(self, operation_id: str, about: str, record: str) -> StoredOperation:
-        """Store a new operation, which waits, and record that; the oldest operations that have ended are forgotten."""
+        """Store and record a new operation, which waits. Then remove the oldest ended operations."""
         keys = self._keys
         names = [keys.operation(operation_id), keys.operations, keys.open_operations, keys.audit]
         _BEGIN(self._client, names, [operation_id, about, record, MAX_RECORDS])
@@ -65,7 +62,6 @@ class RedisOperationStore:
         return found
 
     def _forget(self) -> None:
-        """Remove the oldest operations beyond `MAX_OPERATIONS`, if they have ended."""
         old: Any = self._client.zrange(self._keys.operations, 0, -(MAX_OPERATIONS + 1))
         if not old:
             return
@@ -98,12 +94,12 @@ class RedisOperationStore:
         read = self._read([each.decode("utf-8", "replace") for each in found])
         kept = {each.operation_id for each in read}
         gone = [each for each in found if each.decode("utf-8", "replace") not in kept]
-        if gone:  # an id without an operation would never end
+        if gone:  # an id without an operation would stay for ever
             self._client.srem(self._keys.open_operations, *gone)
         return sorted(read, key=lambda each: (each.created_ms, each.operation_id))
 
     def _read(self, ids: Collection[str]) -> list[StoredOperation]:
-        """These operations, without ids that are no operations, or whose operations are gone."""
+        """The operations with these ids; missing ones are left out."""
         with self._client.pipeline(transaction=False) as pipe:
             for each in ids:
                 pipe.hgetall(self._keys.operation(each))
@@ -122,9 +118,9 @@ class RedisOperationStore:
         record: str = "",
         has_ended: bool = False,
     ) -> Answer:
-        """Bring an operation from one of `states` into `state`, and record that; `held` is the token that it must be under.
+        """Change an operation from one of `states` to `state`, and record that. If `held` is given, it must be the current token.
 
-        `REFUSED` if it is in another state, or under another token; `MISSING` if it is not there.
+        Returns `REFUSED` if the operation has another state or another token, and `MISSING` if it does not exist.
         """
         keys = self._keys
         names = [keys.operation(operation_id), keys.open_operations, keys.audit]
@@ -136,7 +132,7 @@ class RedisOperationStore:
         return answer
 
     def report(self, claim: Claim, progress: str, message: str, ended: Collection[Life] = ()) -> bool:
-        """Store how far an operation is, and which lives of it have ended; False if this process no longer carries it out."""
+        """Store an operation's progress, and which of its lives have ended. Returns False if another process carries it out."""
         names = [self._keys.operation(claim.operation_id), self._keys.followed(claim.operation_id)]
         lives = list(ended)
         is_ours = True
@@ -146,12 +142,11 @@ class RedisOperationStore:
         return is_ours
 
     def followed(self, operation_id: str) -> list[Life]:
-        """The lives that the operation opened and that were not reported as ended."""
+        """The lives that the operation opened, except lives that were reported as ended."""
         found: Any = self._client.smembers(self._keys.followed(operation_id))
         return sorted(life for each in found if (life := _life(each.decode("utf-8", "replace"))) is not None)
 
     def letters(self, claim: Claim) -> ClaimedLetterStore:
-        """The dead-letter queues, for this operation: each dead letter that moves is counted; if it may not move: `Halted`."""
         return ClaimedLetterStore(self._transport, claim)
 
     def delayed(self, claim: Claim) -> ClaimedDelayStore:

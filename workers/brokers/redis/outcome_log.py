@@ -1,8 +1,7 @@
-"""The outcome log on Redis, a stream: kept below its cap, read as it grows, and exported, with a lease for the exporting process.
+"""The outcome log on Redis: a stream, kept below its cap, read as it grows, and exported by one process at a time.
 
-An export empties it (`redelivery.workers.export.export`). Without exports, it must not fill the broker: beyond the cap the oldest
-events are removed, and their number is noted, so that the next export reports the gap and the books show it. A worker calls `bound`
-every few seconds. In between, the log may exceed the cap by the events of that time.
+An export empties the log (`redelivery.workers.export.export`). Without exports it must not fill the broker: a worker calls `bound`
+every few seconds, which removes the oldest events beyond the cap and notes their number. The next export reports this gap.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ if TYPE_CHECKING:
 
     from ...ports import ExportResult, Format
 
-#: A log that exceeds its cap is cut to this part of it, so that the next cut is later: one large gap instead of many small ones.
+#: A log that exceeds its cap is cut to this part of the cap: one large gap instead of many small ones.
 LEAVE = 0.9
 #: From this part of the cap on, the log counts as filling.
 FILLING = 0.8
-#: From this part of the cap on, every block is measured. Below, a sample is exact enough: a block has 4 KiB, whatever is in it.
+#: From this part of the cap on, every block of the stream is measured. Below it, a sample is exact enough.
 EXACT = 0.3
-#: The most entries of one answer, and how long a follower waits for it: less than the client's socket timeout.
+#: The maximum number of entries in one answer, and how long a follower waits: less than the client's socket timeout.
 PAGE, BLOCK_MS = 500, 1000
 
 _BOUND = Script("bound")
@@ -44,7 +43,7 @@ _BOUND = Script("bound")
 
 @dataclass(frozen=True, slots=True)
 class Bounded:
-    """What `bound` found and did. `bytes` is the log's size now; `removed` is how many unexported events it has removed."""
+    """The result of `bound`: the log's size in `bytes`, and how many unexported events were `removed`."""
 
     bytes: int
     cap: int
@@ -52,25 +51,21 @@ class Bounded:
 
     @property
     def filling(self) -> bool:
-        """Whether the log is four fifths full, or was cut: it is time to export, or to raise the cap."""
+        """Whether the log is four fifths full, or was cut."""
         return self.removed > 0 or self.bytes >= FILLING * self.cap
 
 
 def bound(client: Redis, keys: Keys, max_bytes: int) -> Bounded:
     """Keep the outcome log below `max_bytes`, in one script.
 
-    It costs about 0.1 ms far from the cap, and a few milliseconds near a cap of 256 MiB. Any number of workers may call it. Raises
-    whatever redis-py raises.
+    It takes about 0.1 ms far from the cap, and a few milliseconds near a cap of 256 MiB. Any number of workers may call it.
     """
     _, after, removed = _BOUND(client, [keys.outcomes, keys.trimmed], [max_bytes, int(max_bytes * LEAVE), int(max_bytes * EXACT)])
     return Bounded(bytes=after, cap=max_bytes, removed=removed)
 
 
 def follow(client: Redis, stream: str, from_id: str, block_ms: int = BLOCK_MS) -> Iterator[Event]:
-    """Events after `from_id` as they are recorded, without end.
-
-    Entries that were trimmed before they were read are left out; entries that redelivery did not write are logged and left out.
-    """
+    """Yield the events after `from_id` as they are recorded, without end. Entries that redelivery did not write are logged."""
     while True:
         read, from_id = read_on(client, stream, from_id, block_ms=block_ms)
         for entry in read:
@@ -81,13 +76,13 @@ def follow(client: Redis, stream: str, from_id: str, block_ms: int = BLOCK_MS) -
 
 
 def read_on(client: Redis, stream: str, from_id: str, *, block_ms: int | None = None) -> tuple[list[Event | Refused], str]:
-    """The next entries after `from_id`, at most `PAGE`, and the id to continue from; with `block_ms` it waits for the first."""
+    """Return at most `PAGE` entries after `from_id`, and the id to continue from. With `block_ms`, wait for the first entry."""
     raw = _entries(client.xread({stream: from_id}, count=PAGE, block=block_ms))
     return list(decoded(raw)), text_of(raw[-1][0]) if raw else from_id
 
 
 def _entries(answer: Any) -> list[tuple[Any, Mapping[Any, Any]]]:
-    """The entries in an answer to XREAD of one stream: with RESP2 a list of streams, with RESP3 a mapping."""
+    """Return the entries of an answer to XREAD of one stream: a list of streams with RESP2, a mapping with RESP3."""
     if not answer:
         return []
     [found] = answer.values() if isinstance(answer, dict) else [entries for _, entries in answer]
@@ -98,19 +93,19 @@ def _entries(answer: Any) -> list[tuple[Any, Mapping[Any, Any]]]:
 
 
 def newest_id(client: Redis, stream: str) -> str:
-    """The id of the newest entry, to read on from, so that no later entry is missed."""
+    """Return the id of the newest entry; `0` if the stream is empty."""
     newest: Any = client.xrevrange(stream, count=1)
     return text_of(newest[0][0]) if newest else "0"
 
 
-#: The most answers of the log in one call; the most dead letters in one call, and in each page after the first.
-MAX_ANSWERS, MAX_LETTERS, SOME_LETTERS = 100, 1000, 20
+#: In one call: the maximum number of answers of the log, and of dead letters; the dead letters of each page after the first.
+MAX_ANSWERS, MAX_LETTERS, LETTERS_PAGE = 100, 1000, 20
 #: Seconds between two reads of a busy log.
 PAUSE = 0.02
 
 
 class Reading:
-    """Reads new events. Because an export may take events out of the log, it also reads the newest dead letters."""
+    """Reads new events. It also reads the newest dead letters, because an export may have taken their events out of the log."""
 
     def __init__(self, transport: RedisTransport, name: str, since_ms: int | None = None) -> None:
         self._client, self._log = transport.client, transport.keys.outcomes
@@ -120,8 +115,8 @@ class Reading:
         self._at = newest_id(self._client, self._log) if since_ms is None else f"{since_ms}-0"
 
     def heard(self, seconds: float) -> Iterator[Event]:
-        """The events that were recorded since the last call; waits at most so many seconds for the first."""
-        block_ms = max(round(seconds * 1000), 1) if seconds > 0 else None  # 0 would be for ever
+        """Yield the events since the last call. Wait at most `seconds` for the first."""
+        block_ms = max(round(seconds * 1000), 1) if seconds > 0 else None  # Redis takes 0 as for ever
         is_busy = False
         for answers in range(MAX_ANSWERS):
             read, self._at = read_on(self._client, self._log, self._at, block_ms=None if answers else block_ms)
@@ -131,10 +126,10 @@ class Reading:
                 break
         yield from self._arrived()
         if is_busy and seconds > 0:
-            time.sleep(PAUSE)  # else XREAD returns at once for each event, and a busy log is read without a pause
+            time.sleep(PAUSE)  # otherwise XREAD returns for each single event of a busy log
 
     def _arrived(self) -> Iterator[Event]:
-        """Dead letters that arrived since the last call, the newest first, up to the first that died before the redrive began."""
+        """Yield the deaths since the last call, the newest first, back to the first death before the redrive began."""
         known, at, size = self._newest, 0, 1
         while at < MAX_LETTERS:
             page: Any = self._client.lrange(self._letters, at, at + size - 1)
@@ -147,23 +142,21 @@ class Reading:
                 yield _death(letter)
             if len(page) < size:
                 return
-            at, size = at + size, SOME_LETTERS
+            at, size = at + size, LETTERS_PAGE
 
 
 def _death(letter: Letter) -> Event:
-    """The event of a dead letter's death, made from the dead letter."""
     raised = str(letter.failure.get("type") or "")
     return letter.event(Outcome.DEAD_LETTERED, letter.queue, reason=letter.reason, exception=raised)
 
 
 class RedisOutcomeLog:
-    """See `OutcomeLog`."""
+    """Implements `OutcomeLog` on Redis."""
 
     def __init__(self, transport: RedisTransport) -> None:
         self._transport, self._client, self._keys = transport, transport.client, transport.keys
 
     def lead(self, token: str, lead_ms: int) -> bool:
-        """As `OutcomeLog.lead`: one of all exporters leads, by a lease."""
         return self._transport.leases.lead(self._keys.exporter, token, lead_ms / 1000)
 
     def export(self, destination: str, *, format: Format = "parquet", batch: int = 50_000) -> ExportResult:  # noqa: A002 - as `OutcomeLog`
@@ -172,7 +165,7 @@ class RedisOutcomeLog:
         return export_outcomes(self._client, self._keys, destination, format=format, batch=batch)
 
     @contextmanager
-    def tail(self, limit: int, *, is_followed: bool) -> Iterator[Tail]:  # noqa: ARG002 - the log can be read on later
+    def tail(self, limit: int, *, is_followed: bool) -> Iterator[Tail]:  # noqa: ARG002 - the log can be read later
         raw: Any = self._client.xrevrange(self._keys.outcomes, count=max(limit, 1))
         last = raw[0][0].decode() if raw else "0"
         events = [each for each in decoded(reversed(raw[:limit])) if isinstance(each, Event)]

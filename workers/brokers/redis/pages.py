@@ -1,8 +1,7 @@
-"""Pages: reading lists and hashes that may be huge, in bounded pieces, so that the broker serves other clients in between.
+"""Reads huge lists and hashes in bounded pages, so that the broker serves other clients in between.
 
-An element of a list or a hash may come twice. An element that is there from the first page to the last is not missed, even if
-others come and go: if an element is removed from the middle of a list, the later ones move, so each page begins with the last
-element of the page before. If it is not found there, the reading goes back.
+An element may come twice. An element that stays from the first page to the last is not missed: if another element is removed from a
+list, the later ones move, so each page begins with the last element of the page before. If it is not there, the reader goes back.
 """
 
 from __future__ import annotations
@@ -14,19 +13,19 @@ if TYPE_CHECKING:
 
     from redis import Redis
 
-#: The most elements of a page and of the first page, and the bytes that a page should not exceed: at most a millisecond for the
-#: broker, in addition to the walk to the page.
+#: The maximum number of elements of a page and of the first page, and the bytes that a page should not exceed: they cost the broker
+#: at most a millisecond, in addition to the walk to the page.
 PAGE, FIRST_PAGE, MAX_BYTES = 400, 100, 1024 * 1024
 #: Fields of one page of a hash.
 FIELDS = 250
-#: How often the reading of one list goes back before it accepts the page that it gets: the list may be emptied from both ends.
+#: How often a reader goes back before it accepts the page that it gets: clients may empty a list from both ends.
 MAX_RETURNS = 1000
 
 
 def list_pages(client: Redis, key: str, page: int = PAGE) -> Iterator[tuple[int, list[bytes]]]:
-    """The elements of a list from its head (the newest message) on, each page with the server's time (ms) of its reading.
+    """Yield the elements of a list from its head (the newest message) on, each page with the server's time (ms).
 
-    A list has no cursor: the broker walks to each page from the nearer end, 1.5 to 3 ms to the middle of a million messages.
+    A list has no cursor: the broker walks to each page from the nearer end, which takes 1.5 to 3 ms in a million messages.
     """
     start, returns, size = 0, 0, min(page, FIRST_PAGE)
     last: bytes | None = None
@@ -48,7 +47,7 @@ def list_pages(client: Redis, key: str, page: int = PAGE) -> Iterator[tuple[int,
 
 
 def hash_pages(client: Redis, key: str, page: int = FIELDS) -> Iterator[tuple[int, dict[bytes, bytes]]]:
-    """The fields of a hash in no order, each page with the server's time (ms) of its reading."""
+    """Yield the fields of a hash in no order, each page with the server's time (ms)."""
     cursor = 0
     while True:
         with client.pipeline(transaction=False) as pipe:

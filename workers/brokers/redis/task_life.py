@@ -1,7 +1,7 @@
 """A task's life on Redis: its events in the log, and its places: delayed, in a queue, held, or a dead letter.
 
-The delay store has an index by task. The log, the queues and `unacked` have none: they are read in pages, lists and log from the
-newest on, up to a bound. If the bound is reached, the answer says so.
+Only the delay store has an index by task. The log, the queues and `unacked` are read in pages, the newest first, up to a bound. If
+the bound is reached, the answer says so.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
     from ...ports import TaskLife
 
-#: Entries of the log in one script, which blocks the broker (about 3 ms); the most delayed tasks whose ids begin as the given one.
+#: Log entries in one script, which blocks the broker for about 3 ms; the maximum number of delayed tasks that are returned.
 ENTRIES, MAX_TASKS = 250, 11
 
 _FIND_EVENTS = Script("find_events")
 
 
 class RedisTasks:
-    """See `TaskSource`."""
+    """Implements `TaskSource` on Redis."""
 
     def __init__(self, transport: RedisTransport) -> None:
         self._transport, self._client, self._keys = transport, transport.client, transport.keys
@@ -50,13 +50,12 @@ class RedisTasks:
         life.places = list({(place.place, place.name, place.contents.raw): place for place in life.places}.values())
 
     def _letters(self, life: TaskLife, name: str, most: int) -> list[Place]:
-        """The task's dead letters in a queue. A place counts from the oldest dead letter."""
         found = list(self._matching(life, name, most))
         length = int(self._client.llen(self._keys.list(name))) if found else 0
         return [Place("dead_letter", name, Letter.of(raw), at=max(length - 1 - newer, 0)) for newer, raw in found]
 
     def _matching(self, life: TaskLife, name: str, most: int) -> Iterator[tuple[int, bytes]]:
-        """The task's messages in a list, each with the number of newer ones, which is not exact if messages move meanwhile."""
+        """Yield the task's messages in a list, each with the number of newer ones (not exact if messages move meanwhile)."""
         key, looked, newer = self._keys.list(name), 0, 0
         for _, page in list_pages(self._client, key):
             yield from ((newer + at, raw) for at, raw in enumerate(page) if _is_of(raw, life.task_id))
@@ -66,7 +65,6 @@ class RedisTasks:
                 return
 
     def _read_held(self, life: TaskLife, most: int) -> None:
-        """The task's messages that workers hold."""
         looked = 0
         for _, page in held_pages(self._transport):
             for held in page:
@@ -78,7 +76,7 @@ class RedisTasks:
                 return
 
     def read_log(self, life: TaskLife, most: int) -> None:
-        """The task's events, the oldest first; a script in the broker reads the log from its newest entry back."""
+        """Read the log from its newest entry back, by a script in the broker."""
         stream, sought, end, looked = self._keys.outcomes, life.task_id.encode("utf-8", "replace"), "+", 0
         while looked < most:
             count, oldest, *found = _FIND_EVENTS(self._client, [stream], [end, min(ENTRIES, most - looked), sought])

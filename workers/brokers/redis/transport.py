@@ -1,4 +1,4 @@
-"""The transitions on Redis, for code that works only on Redis; its callers have checked the capability that it needs."""
+"""The Redis broker, for code that works only on Redis. Its callers have checked the capability that it needs."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ if TYPE_CHECKING:
 
 
 def redis_of(runtime: Runtime) -> RedisBroker:
-    """This app's transitions, as Redis has them."""
+    """Return this app's transport as a `RedisBroker`."""
     return cast("RedisBroker", runtime.transport)

@@ -1,7 +1,6 @@
-"""The messages that workers hold, in `unacked`, each with its worker.
+"""The messages in `unacked`, which workers hold, each with its worker: one with redelivery, or a plain Celery worker.
 
-They were received by a worker with redelivery, whose lease shows whether it lives, or by a plain Celery worker. Other entries are
-skipped.
+Other entries are skipped.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ if TYPE_CHECKING:
 
     from redelivery.middleware.brokers.redis.transport import RedisTransport
 
-#: The owner of messages that were received without a lease: it is not known whether this worker lives; the visibility timeout
-#: gives its messages back.
+#: The owner of messages that were received without a lease. Whether it lives is unknown; the visibility timeout gives its messages
+#: back.
 PLAIN_WORKER = "(plain worker)"
 
 
 @dataclass(frozen=True, slots=True)
 class HeldMessage:
-    """One message, the queue that it came from, and the name of the worker that holds it: empty if that worker is gone.
+    """A held message and its origin queue. `owner` is the name of its worker, empty if that worker is gone.
 
     `token` is the token of the worker's lease; empty if it has none.
     """
@@ -39,7 +38,7 @@ class HeldMessage:
 
 
 def held_pages(transport: RedisTransport) -> Iterator[tuple[int, list[HeldMessage]]]:
-    """The held messages, in no order, each page with the server's time (ms) of its reading."""
+    """Yield the held messages, in no order, each page with the server's time (ms)."""
     client, keys = transport.client, transport.keys
     leases: Any = client.hkeys(keys.leases)
     abouts: Any = client.hgetall(keys.owners)
@@ -50,7 +49,7 @@ def held_pages(transport: RedisTransport) -> Iterator[tuple[int, list[HeldMessag
 
 
 def bindings(transport: RedisTransport) -> dict[tuple[str, str], str]:
-    """(exchange, routing key) → queue, from kombu's tables for the exchanges that the app knows."""
+    """Return the queue of each exchange and routing key, from kombu's tables for the app's exchanges."""
     queues, found = {} if transport.app is None else transport.app.amqp.queues, {}
     for exchange in {queue.exchange.name for queue in queues.values() if queue.exchange is not None}:
         members: Any = transport.client.smembers(transport.keys.bindings(exchange))
