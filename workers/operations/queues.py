@@ -1,4 +1,4 @@
-"""Queues by name: whether a queue exists, and how one is made."""
+"""Checks whether a queue exists, and declares queues."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def require_queue(runtime: Runtime, name: str, *, instead: str = "") -> None:
-    """Raise `InputError` if neither the app, its dead letters nor the broker know this queue; `instead` says what else to do."""
+    """Raise `InputError` if the app, its dead letters and the broker do not know this queue; `instead` suggests what to do."""
     letters = dead_letters.known(runtime)
     known = {*runtime.app.amqp.queues, *letters, *letters.values()}
     if name not in known and not needed(broker_of(runtime.transport).letters).has_queue(name):
@@ -25,6 +25,6 @@ def require_queue(runtime: Runtime, name: str, *, instead: str = "") -> None:
 
 
 def declare(runtime: Runtime, name: str) -> None:
-    """Make the queue, if it does not exist, as a worker of the app makes it when it begins to consume it (`-Q`)."""
+    """Declare the queue, as a worker of the app declares it when it begins to consume it (`-Q`)."""
     with runtime.app.connection_for_write() as connection:
         runtime.app.amqp.queues[name](connection.default_channel).declare()

@@ -1,4 +1,4 @@
-"""Whether the broker answers: two tries, and not endless ones, before a command asks it anything else."""
+"""Connects to the broker for a command. It tries only twice, where kombu would try without end."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from redelivery.middleware.runtime import Runtime
 
 
-#: Seconds that a broker may take to accept a connection, and to answer on it for the first time.
+#: The maximum seconds until the broker accepts a connection, and until its first answer.
 TIMEOUT = 5.0
 
 
 def reached(runtime: Runtime) -> Transport:
-    """The transitions on the app's broker. Raises `BrokerUnavailable`, `BrokerError`, and `ConfigurationError` for its settings."""
-    runtime.settings  # noqa: B018 - errors in the settings are reported before the broker is tried
+    """Return the transitions on the app's broker. Raises `BrokerError`, or `ConfigurationError` for its settings."""
+    runtime.settings  # noqa: B018 - report errors in the settings before the broker is tried
     _reach(runtime.app)
     if kind_of(runtime.app) == "generic":
         where = runtime.app.connection_for_write().as_uri()
@@ -37,7 +37,7 @@ def reached(runtime: Runtime) -> Transport:
 
 
 def _reach(app: Celery) -> None:
-    """Try the broker; the transport refuses a server that is not Redis."""
+    """Connect to Redis. Other brokers are tried later, by their transport."""
     check_broker_url(app)
     with app.connection_for_write() as connection:
         if getattr(connection.transport, "driver_type", None) != "redis":
@@ -48,7 +48,7 @@ def _reach(app: Celery) -> None:
             connection.ensure_connection(max_retries=1, interval_start=0.1, timeout=TIMEOUT)
         except OperationalError as exc:
             raise _refusal(connection, exc) from exc
-        except (ValueError, TypeError) as exc:  # a Sentinel's URL lacks the name of its master, a time-out in a socket's is text
+        except (ValueError, TypeError) as exc:  # for example, a Sentinel URL without the master's name
             msg = f"broker {connection.as_uri()} cannot be used: {exc}; correct broker_url or broker_transport_options"
             raise ConfigurationError(msg) from exc
 

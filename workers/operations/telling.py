@@ -1,4 +1,4 @@
-"""A span for what an operator has done, in the trace of each message, if the setting `opentelemetry` is on."""
+"""Adds an operator's action as a span to the trace of a message, if the setting `opentelemetry` is on."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def tell(transport: Transitions, contents: Contents, place: str, event: Event, began_ns: int) -> None:
-    """Send the span, which began at `began_ns`, of a message that the broker has moved out of `place` with this event."""
+    """Send the span of a message that left `place` with this event. The span began at `began_ns`."""
     runtime: Runtime | None = getattr(transport.app, "redelivery", None)
     if runtime is not None and runtime.telemetry is not None:
         runtime.telemetry.operated(contents.headers, place, event, began_ns)

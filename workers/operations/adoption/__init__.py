@@ -1,1 +1,1 @@
-"""Adoption and leaving: what changes for an app that begins with `redelivery`, and how it goes back to plain Celery."""
+"""Adoption and leaving: what changes for an app that adds `redelivery`, and how it returns to plain Celery."""

@@ -1,13 +1,13 @@
-"""Adoption: what `Redelivery(app)` changes for each task of an app, and what the app's developers must look at.
+"""Adoption: what `Redelivery(app)` changes for each task of an app, and what the app's developers should check.
 
-A row for each task says what Celery does now and what redelivery will do. Further lines name the options and settings that will
-have no effect, have another effect, or are refused. Settings and tasks are read; no broker is asked. Celery's own tasks
-(`celery.*`) are left out.
+A row for each task says what Celery does now and what redelivery will do. Further lines name options and settings whose effect
+changes, and settings that are refused. Only settings and tasks are read, not the broker. Celery's own tasks (`celery.*`) are left
+out.
 
-Rules: an explicit option of a task wins (`acks_late`, `throws`, `countdown`, `retry_backoff`); of two retry limits the lower stops.
+Rules: an explicit option of a task wins (`acks_late`, `throws`, `countdown`, `retry_backoff`); of two retry limits the lower wins.
 
-Each library of `docs/integrations.md` that is in use has a line. A library that works inside the app is found by its module, which
-the app has loaded. One that runs beside the app (Flower, a scheduler of beat's, stubs) is found by its installed distribution.
+Each library of `docs/integrations.md` that is in use has a line. A library that works inside the app is found by its loaded module;
+other libraries (Flower, a scheduler for beat, stubs) are found by their installed distribution.
 """
 
 from __future__ import annotations
@@ -36,12 +36,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One task: what holds now, with plain Celery, and what will hold with redelivery.
+    """One task now, with plain Celery, and then, with redelivery.
 
-    `strategy` is the task's own `Strategy`, None if Celery's runs it. redelivery does not see how a task with its own `Strategy`
-    ends, so the policy counts only its crashes. `acks_late` and `rejects_when_lost` are (now, then). `own_retries` is the limit
-    of its `self.retry` and `autoretry_for`, None for no limit; a task that uses neither fails at once now. `attempts` is the
-    policy's limit, -1 for no limit. `look_at` are lines for a person.
+    - `strategy`: the task's own `Strategy`; None if it uses Celery's. With its own `Strategy`, the policy counts only crashes.
+    - `acks_late`, `rejects_when_lost`: the values (now, then).
+    - `own_retries`: the limit of `self.retry` and `autoretry_for`; None for no limit.
+    - `attempts`: the policy's limit; -1 for no limit.
+    - `look_at`: remarks for a person.
     """
 
     task: str
@@ -59,7 +60,7 @@ class Change:
     look_at: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """As `--json` prints it."""
+        """The values for `--json`."""
         return {
             **asdict(self),
             "acks_late": {"now": self.acks_late[0], "then": self.acks_late[1]},
@@ -70,7 +71,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adoption:
-    """The whole app. `refused` has a line for each setting with which no worker starts; `look_at` has lines for a person."""
+    """The whole app. `refused` has a line for each setting with which no worker starts. `look_at` has remarks for a person."""
 
     mode: str
     changes: tuple[Change, ...]
@@ -79,7 +80,7 @@ class Adoption:
 
 
 def adoption_of(runtime: Runtime) -> Adoption:
-    """What will change. Raises `ConfigurationError` if the settings themselves are invalid."""
+    """Return what changes for the app. Raises `ConfigurationError` if its settings are invalid."""
     app = runtime.app
     app.finalize(auto=True)
     names = sorted(name for name in app.tasks if not name.startswith("celery."))
@@ -114,13 +115,13 @@ def _change(runtime: Runtime, task: Task) -> Change:
 
 
 def _then(task: Task, attribute: str, now: bool) -> bool:
-    said = explicit_task_option(task, attribute)
-    said = explicit_app_setting(task.app, f"task_{attribute}") if said is UNSET else said
-    return True if said is UNSET else now
+    explicit = explicit_task_option(task, attribute)
+    explicit = explicit_app_setting(task.app, f"task_{attribute}") if explicit is UNSET else explicit
+    return True if explicit is UNSET else now
 
 
 def queue_of(app: Celery, name: str) -> str:
-    """The queue to which a publication of this task without options goes."""
+    """Return the queue of this task if it is published without options."""
     route = app.amqp.router.route({}, name)
     queue = route.get("queue")
     return str(getattr(queue, "name", queue) or app.conf.task_default_queue)
@@ -159,7 +160,7 @@ def _of_crashes(app: Celery, task: Task) -> Iterator[str]:
 
 
 def _is_kept(app: Celery) -> bool:
-    """Whether the broker keeps a message that a worker holds until it is acknowledged. AMQP, without a `Channel` class, does."""
+    """Whether the broker keeps a message until it is acknowledged. AMQP does; its transport has no attribute `Channel`."""
     channel = getattr(app.connection_for_write().get_transport_cls(), "Channel", None)
     return channel is None or Capability.KEPT_UNTIL_ACKNOWLEDGED in capabilities_of(channel)
 
@@ -176,7 +177,7 @@ def _of_app(app: Celery) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Neighbour:
-    """One library: its distribution's name, the module that an app loads to use it (empty if none), and what to know about it."""
+    """A library: its distribution's name, the module that an app loads (empty if none), and what to know about it."""
 
     name: str
     module: str = ""
@@ -245,7 +246,7 @@ NEIGHBOURS = (
 
 
 def neighbours_of() -> Iterator[str]:
-    """A line for each library that this process has loaded, or that is installed beside the app."""
+    """Yield a line for each library that this process has loaded, or that is installed and needs no loading."""
     for each in NEIGHBOURS:
         if each.module in sys.modules if each.module else _is_installed(each.name):
             yield f"{each.name}: {each.know}"

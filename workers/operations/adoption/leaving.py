@@ -1,14 +1,14 @@
-"""Leaving: messages in redelivery's delay store go back to plain Celery, and what is left in the broker is counted.
+"""Leaving: moves messages from redelivery's delay store back to plain Celery, and counts what is left in the broker.
 
-1. All workers with redelivery must have stopped: one that runs would take the messages back. A worker that died while it held
-   messages is fenced, after it was watched for a whole lease, and its messages are given back as after any crash.
-2. Every delayed message goes into its queue as a plain Celery message with its ETA: a plain worker takes it and waits. Its history
-   stays in its header. If the app adopts redelivery again, the message's attempts are counted on from there.
+1. All workers with redelivery must have stopped (otherwise `InputError`): a running one would take the messages back. A lease that
+   is not renewed for its whole time belongs to a dead worker: it is fenced, and its messages are given back.
+2. Every delayed message goes into its queue as a plain Celery message with its ETA: a plain worker receives it and waits. Its
+   history stays in its header. If the app adopts redelivery again, the message's attempts continue from there.
 3. What is left is counted: dead letters (their queues are ordinary queues), dead letters in the delay store, held messages, and
    the events of the outcome log.
 
-Refuses, with `InputError`, while workers with redelivery run. One script moves each message, so leaving may be interrupted and
-repeated. Limits: from now on nothing is recorded, so the books report the lives that were open as open.
+One script moves each message, so leaving may be interrupted and repeated. Limit: nothing is recorded from then on, so the books
+report open lives as open for ever.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ PAGE, EVERY = 500, 0.25
 class Leaving:
     """How many messages were handed back (with `dry_run`: would be), by queue, and what is left.
 
-    `recovered` names the dead workers whose messages were given back. `stay` counts messages of the delay store that are dead
-    letters, or that cannot be read. `held` counts the messages that workers hold, plain workers included. `events` counts the
-    outcome log's entries.
+    `recovered` names the dead workers whose messages were given back. `stay` counts the messages in the delay store that are dead
+    letters or cannot be read. `held` counts the messages that workers hold, plain workers included. `events` counts the entries of
+    the outcome log.
     """
 
     dry_run: bool
@@ -71,7 +71,7 @@ class Leaving:
 
 
 def leave(runtime: Runtime, *, dry_run: bool = False, on_progress: Callable[[Leaving], None] = lambda _: None) -> Leaving:
-    """Hand everything back. Raises `InputError` while workers with redelivery run, and what the broker's driver raises."""
+    """Hand the delayed messages back. Raises `InputError` while workers with redelivery run."""
     result = Leaving(dry_run=dry_run)
     dead = _dead_owners(runtime)
     result.recovered = sorted(dead.values())
@@ -86,7 +86,7 @@ def leave(runtime: Runtime, *, dry_run: bool = False, on_progress: Callable[[Lea
 
 
 def _dead_owners(runtime: Runtime) -> dict[str, str]:
-    """The owners whose leases are no longer renewed: token → worker. Raises `InputError` if one is renewed."""
+    """Return the owners with leases, token → worker. Raises `InputError` if a lease is renewed."""
     transport = redis_of(runtime)
     before = _leases(runtime)
     began = time.monotonic()
@@ -126,13 +126,13 @@ def _hand_back(runtime: Runtime, result: Leaving, on_progress: Callable[[Leaving
 
 
 def _give(runtime: Runtime, each: Delayed, result: Leaving) -> bool:
-    """Whether the message has left the store."""
+    """Hand one message back. Returns whether it has left the store."""
     contents, envelope = each.contents, each.contents.envelope
     if contents.message is None or envelope.undelivered is not None or envelope.is_letter:
         result.stay += 1
         return False
     headers = dict(contents.message["headers"])
-    # If a message expires before its own ETA, it is due in the store when it expires. A plain worker looks at both times.
+    # A message that expires before its own ETA is due in the store when it expires. A plain worker checks both times.
     own_ms = milliseconds(headers.get("eta"), runtime.app)
     headers["eta"] = iso(each.due_ms if own_ms is None else max(each.due_ms, own_ms))
     if HEADER in headers:

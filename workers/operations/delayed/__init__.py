@@ -1,1 +1,1 @@
-"""Changes to messages in the delay store: one message, or many at once."""
+"""Changes messages in the delay store, one or many at once."""

@@ -1,7 +1,7 @@
-"""Cancel many messages of the delay store at once.
+"""Cancels many messages in the delay store.
 
-A dead letter that waits there for its dead-letter queue or its handler stays, and is counted in `left`. Limits: a message does not
-say since when it waits, so a message that is delayed while this goes on may be cancelled, too.
+A dead letter that waits there for its dead-letter queue or its handler stays, and is counted in `left`. Limit: a message that is
+delayed while the cancel runs may be cancelled, too.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ DEAD = "it is dead, and waits for its dead-letter queue or its handler"
 
 @dataclass(slots=True, kw_only=True)
 class Cancelled(Walked):
-    """What a bulk cancel did, or would do: `moved` were cancelled, `gone` became due meanwhile."""
+    """The result of a bulk cancel: `moved` messages were cancelled, `gone` ones became due meanwhile."""
 
     kind: ClassVar[str] = "cancel"
     things: ClassVar[str] = "messages"
@@ -51,9 +51,9 @@ def cancel_waiting(
     context: WalkContext | None = None,
     actor: str | None = None,
 ) -> Cancelled:
-    """Cancel messages that wait for this queue (empty: any queue) and pass the filter, at most `limit`, at most `rate` a second.
+    """Cancel messages for this queue (empty: any queue) that pass the filter: at most `limit`, at most `rate` a second.
 
-    Raises `BrokerError` if the broker refuses or does not answer; its text says how many messages had been cancelled.
+    Raises `BrokerError`; its text says how many messages had been cancelled.
     """
     context = context or WalkContext()
     store = context.delayed or needed(broker_of(runtime.transport).delayed)

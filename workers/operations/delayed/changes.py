@@ -1,8 +1,8 @@
-"""Changes to messages in the delay store: a message is cancelled, promoted (due now), or given another due time.
+"""Cancels, promotes (due now) and reschedules messages in the delay store.
 
-Each change is one script: the message leaves, or waits for another time, and the event is recorded, both or neither. A message that
-has become due meanwhile is left alone (`ALREADY`). If a task is cancelled, REVOKED is stored as its result, and its chord counts
-it. Refuses, with `InputError`, a dead letter that waits for its dead-letter queue or its handler: use `redelivery dlq`.
+Each change moves the message and records its event in one step. A message that has become due meanwhile is not changed (`ALREADY`).
+A cancelled task gets the result REVOKED, and its chord counts it. A dead letter that waits for its dead-letter queue or its handler
+is refused with `InputError`: use `redelivery dlq`.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 
 def of_task(store: DelayStore, given: str, *, where: str) -> list[Delayed]:
-    """The delayed messages of the task with this id, or whose id begins with it.
+    """Return the delayed messages of the task with this id, or beginning of an id.
 
-    Raises `InputError` if there are none, or if several tasks' ids begin so; `where` names the command that finds other tasks.
+    Raises `InputError` if there are none, or if several tasks match. `where` names a command that finds any task, for its text.
     """
     task_id = given if is_whole(given) else meant(given, store.ids_like(given, MAX_CANDIDATES + 1))
     found = [] if task_id is None else store.of_task(task_id)
@@ -41,7 +41,7 @@ def of_task(store: DelayStore, given: str, *, where: str) -> list[Delayed]:
 
 
 def changeable(found: Delayed) -> Delayed:
-    """The same message. Raises `InputError` if it is a dead letter, or if its bytes are not a message."""
+    """Return the message. Raises `InputError` if it is a dead letter, or if its bytes are not a message."""
     envelope = found.contents.envelope
     if envelope.is_letter or envelope.undelivered is not None:
         msg = f"task {found.contents.task_id} is dead, and waits for its dead-letter queue or its handler: see `redelivery dlq`"
@@ -52,25 +52,13 @@ def changeable(found: Delayed) -> Delayed:
     return found
 
 
-def cancel(
-    runtime: Runtime,
-    found: Delayed,
-    *,
-    actor: str | None = None,
-    store: DelayStore | None = None,
-) -> Answer:
-    """Take a message out of the delay store for good. Raises as `changeable`, and what the broker's driver raises.
+def cancel(runtime: Runtime, found: Delayed, *, actor: str | None = None, store: DelayStore | None = None) -> Answer:
+    """Remove a message from the delay store. Raises as `changeable`.
 
-    `actor` is who does it, for the event. An operation gives its own `store`; by default it is the broker's.
+    `actor` is recorded in the event. An operation gives its own `store`; the default is the broker's store.
     """
     contents = changeable(found).contents
-    event = contents.event(
-        Outcome.CANCELLED,
-        found.queue,
-        reason=Reason.OPERATOR,
-        worker=runtime.worker,
-        actor=actor,
-    )
+    event = contents.event(Outcome.CANCELLED, found.queue, reason=Reason.OPERATOR, worker=runtime.worker, actor=actor)
     answer = (store or needed(broker_of(runtime.transport).delayed)).cancel(found.list_name, found.ident, event)
     if answer is Answer.DONE:
         log.info("delayed.cancelled", task_id=contents.task_id, queue=found.queue, why="operator")
@@ -78,14 +66,8 @@ def cancel(
     return answer
 
 
-def reschedule(
-    runtime: Runtime,
-    found: Delayed,
-    *,
-    due_ms: int | None,
-    actor: str | None = None,
-) -> Answer:
-    """Change a message's due time to `due_ms` (the broker's time), or to now (None), and nothing else. Raises as `cancel`."""
+def reschedule(runtime: Runtime, found: Delayed, *, due_ms: int | None, actor: str | None = None) -> Answer:
+    """Change a message's due time to `due_ms` (the broker's time; None: now). Raises as `changeable`."""
     contents, store = changeable(found).contents, needed(broker_of(runtime.transport).delayed)
     assert contents.message is not None  # noqa: S101 - a message has been seen just above
     until_ms = runtime.transport.now_ms() if due_ms is None else due_ms
@@ -111,6 +93,6 @@ def _deferral(runtime: Runtime, found: Delayed, actor: str | None) -> Event:
 
 
 def _tell_caller(runtime: Runtime, contents: Contents) -> None:
-    """Store for the caller (`AsyncResult`) that the task was revoked, as Celery stores it; a chord counts its member."""
+    """Store the result REVOKED as Celery stores it, so that the caller and a chord learn that the task has ended."""
     if contents.message is not None and contents.is_task:
         store_end(runtime.app, contents.message, "cancelled")

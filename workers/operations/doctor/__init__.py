@@ -1,5 +1,4 @@
-"""The doctor: what will hurt in an app, its broker and its workers, why, and the exact fix.
+"""The doctor: finds problems of an app, its broker and its workers, and says why each matters and how to fix it.
 
-`examination` collects what the broker and the workers say (`seen`). Most other modules have the checks of one kind, which are pure
-functions of it.
+`examination` collects the answers of the broker and the workers (`seen`). The checks are pure functions of these answers.
 """

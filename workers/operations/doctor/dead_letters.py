@@ -1,4 +1,4 @@
-"""Checks of the dead-letter queues: queues that cannot take dead letters, and queues that nobody reads."""
+"""Checks of the dead-letter queues: queues that cannot take dead letters, and queues without readers."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from .finding import Name
     from .seen import Seen
 
-#: How old a dead letter may be before somebody should have looked at it; the alarm of `docs/metrics.md` uses the same value.
+#: The maximum age of an unread dead letter; the alarm in `docs/metrics.md` uses the same value.
 UNREAD = timedelta(days=1)
-#: If the newest dead letter is younger than this, more of them still arrive.
+#: If the newest dead letter is younger than this, more are expected.
 RECENT = timedelta(hours=1)
 
 
 def check_queues(seen: Seen) -> Iterator[Finding]:
-    """Queues that are missing and may not be made, and queues whose names are taken; a worker refuses to start with either."""
+    """Dead-letter queues that are missing and may not be created, or whose names are taken: no worker starts with them."""
     for each in seen.letter_faults or ():
         name: Name = "dead_letter_queue.taken" if each.is_taken else "dead_letter_queue.missing"
         what = f"queue {each.queue!r}: dead-letter queue {each.dead_letter_queue!r} {each.why}"

@@ -1,8 +1,8 @@
-"""The examination: ask the broker and the workers, all at once and for a bounded time, and give the answers to every check.
+"""The examination: asks the broker and the workers in parallel, for a bounded time, and passes the answers to every check.
 
-Each question has its own thread. If a question is refused, or not answered in time, its answer is `NotKnown`, and the checks that
-need it yield nothing. Nothing is changed, with two exceptions on RabbitMQ: one empty message goes to a queue that only this
-connection uses, and a look at the outcome log marks its first message as delivered.
+Each question has its own thread. If a question is refused, or not answered in time, it becomes a `NotKnown`, and the checks that
+need it yield nothing. Nothing is changed, with two exceptions on RabbitMQ: one empty message is published to an exclusive queue,
+and the first message of the outcome log is marked as delivered before.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 Answered = TypeVar("Answered")
 
-#: Seconds between two looks at the leases: a living worker renews its own once a second.
+#: Seconds between two reads of the leases; a living worker renews its lease more often.
 STILL = 2.5
 #: All checks, the dangers first.
 CHECKS: tuple[Check, ...] = (
@@ -72,7 +72,7 @@ CHECKS: tuple[Check, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """The findings, the dangers first, and what is not known. `workers` is how many answered, None if none could be asked."""
+    """The findings, the dangers first, and what is not known. `workers` is how many answered; None if they could not be asked."""
 
     findings: tuple[Finding, ...]
     not_known: tuple[NotKnown, ...]
@@ -80,15 +80,15 @@ class Diagnosis:
 
 
 def examine(runtime: Runtime, app: str, seconds: float) -> Diagnosis:
-    """Look at everything, for at most so many seconds; `app` is the value of `-A`, for the commands in the fixes.
+    """Run all checks, for at most `seconds`. `app` is the value of `-A`, for the commands in the fixes.
 
-    Raises `ConfigurationError` if the settings are invalid, and what the broker's driver raises if the broker is away.
+    Raises `ConfigurationError` if the settings are invalid, and the errors of the broker's driver.
     """
     runtime.app.finalize(auto=True)
     seen, missing = _seen(runtime, app, seconds)
-    told = [each for check in CHECKS for each in check(seen)]
-    findings = sorted((each for each in told if isinstance(each, Finding)), key=lambda each: each.severity != "danger")
-    not_known = (*missing, *(each for each in told if isinstance(each, NotKnown)))
+    results = [each for check in CHECKS for each in check(seen)]
+    findings = sorted((each for each in results if isinstance(each, Finding)), key=lambda each: each.severity != "danger")
+    not_known = (*missing, *(each for each in results if isinstance(each, NotKnown)))
     return Diagnosis(tuple(findings), not_known, None if seen.fleet is None else len(seen.fleet.workers))
 
 
@@ -108,7 +108,7 @@ def _seen(runtime: Runtime, app: str, seconds: float) -> tuple[Seen, list[NotKno
     faults = asked.ask("the dead-letter queues", lambda: list(dead_letter_queue_faults(runtime)))
     log = asked.ask("the outcome log", checkup.log_state)
     fleet = asked.ask("the workers", lambda: ask(runtime.app, now_ms))
-    leases = asked.ask("the leases", lambda: _moving(checkup))
+    leases = asked.ask("the leases", lambda: _count_renewed(checkup))
     clocks = asked.ask("the producers' clocks", checkup.wrong_clocks)
     readers = asked.ask("who reads the dead letters", lambda: checkup.consumers(letters))
     answered = fleet()
@@ -139,12 +139,12 @@ def _queues(runtime: Runtime, checkup: Checkup, names: list[str], letters: Mappi
     return Queues.of(list(gauges.sample(names, letters, len)), checkup.consumers(names))
 
 
-def _moving(checkup: Checkup) -> int:
-    """How many leases are renewed; takes `STILL` seconds."""
+def _count_renewed(checkup: Checkup) -> int:
+    """Return how many leases are renewed. Takes `STILL` seconds."""
     before = checkup.leases()
     if not before:
         return 0
-    time.sleep(STILL)  # only two looks show whether a counter moves; this question has its own thread, so no other one waits
+    time.sleep(STILL)
     return sum(before.get(token) != counter for token, counter in checkup.leases().items())
 
 
@@ -156,14 +156,14 @@ class _Questions:
         self.missing: list[NotKnown] = []
 
     def ask(self, what: str, question: Callable[[], Answered]) -> Callable[[], Answered | None]:
-        """Ask. A call of the result waits for the answer; it is None, with a line in `missing`, if none came in time."""
+        """Ask a question. The returned function waits for the answer; None if it does not come in time (see `missing`)."""
         answers: list[Answered] = []
         failures: list[Exception] = []
 
         def run() -> None:
             try:
                 answers.append(question())
-            except Exception as exc:  # noqa: BLE001 - reported, or raised again, by `answer`
+            except Exception as exc:  # noqa: BLE001 - `answer` reports it or raises it again
                 failures.append(exc)
 
         thread = threading.Thread(target=run, name="redelivery-doctor", daemon=True)

@@ -1,4 +1,4 @@
-"""What the doctor finds, and what a check is."""
+"""The types of the doctor's findings and checks."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from ...ports import NotKnown
     from .seen import Seen
 
-#: `danger`: messages are lost, run twice or not at all. `warning`: a guarantee is weaker than it looks, or will be soon.
+#: `danger`: messages are lost, or run twice or not at all. `warning`: a guarantee is weaker than it looks, or will be soon.
 Severity = Literal["danger", "warning"]
-#: What a finding may be called; `docs/doctor.md` has a row for each.
+#: The names of findings; `docs/doctor.md` has a row for each.
 Name = Literal[
     "settings.refused",
     "app.always_eager",
@@ -55,13 +55,13 @@ Name = Literal[
     "versions.mixed",
 ]
 NAMES: tuple[str, ...] = get_args(Name)
-#: Names that a sentence lists.
+#: The maximum number of names in a sentence.
 MAX_NAMED = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that will hurt: what it is, why it hurts, and what to do (a command or a setting to paste)."""
+    """A problem: what it is, why it matters, and what to do (a command or a setting to paste)."""
 
     name: Name
     severity: Severity
@@ -71,14 +71,14 @@ class Finding:
 
 
 class Check(Protocol):
-    """One check: a pure function of what was seen. For an answer that did not come it yields nothing."""
+    """A check: a pure function of the answers. It yields nothing if the answer that it needs did not come."""
 
     def __call__(self, seen: Seen) -> Iterator[Finding | NotKnown]:
-        """What is wrong, and what is not known."""
+        """Yield the problems, and what is not known."""
         ...
 
 
 def named(names: list[str] | tuple[str, ...]) -> str:
-    """These names in a sentence: the first, and how many more there are."""
+    """Return the first names for a sentence, and how many more there are."""
     shown = ", ".join(map(safe, names[:MAX_NAMED]))
     return shown if len(names) <= MAX_NAMED else f"{shown} and {len(names) - MAX_NAMED} more"

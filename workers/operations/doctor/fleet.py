@@ -1,15 +1,15 @@
-"""The workers that answer remote control, with redelivery and without: the queues, version and clock of each.
+"""Asks the workers by remote control, with redelivery and without: the queues, version and clock of each.
 
-Celery's own commands say which queues a worker consumes, and whether its class of requests is redelivery's. After that, only the
-workers with redelivery get its own command: a plain worker would log the unknown command as an error. Limits: a worker without
-remote control does not answer, nor does a solo worker that runs a task.
+Celery's commands say which queues a worker consumes, and whether its class of requests is redelivery's. Only workers with
+redelivery then get redelivery's command: a plain worker would log an error. Limit: a worker without remote control does not answer,
+nor does a solo worker that runs a task.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from redelivery.middleware.policy.clock_skew import skew_ms
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from celery import Celery
     from kombu import Connection
 
-#: Our workers' own command.
+#: The remote-control command of workers with redelivery.
 ABOUT = "redelivery"
-#: Seconds in which a worker answers.
+#: Seconds to wait for answers.
 TIMEOUT = 2.0
-#: The module of the class of requests of workers with redelivery.
+#: The module of redelivery's class of requests.
 OURS = "redelivery.middleware.worker.request"
 #: kombu's default, in seconds.
 VISIBILITY_TIMEOUT = 3600.0
@@ -34,10 +34,10 @@ Clock = Callable[[], int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worker:
-    """One worker that answers. `version` is redelivery's, None if the worker is too old to report it.
+    """One worker that answered. `version` is redelivery's version; None if the worker is too old to report it.
 
-    `ahead_ms` is how far its clock is ahead of the broker's, at the least (negative: behind); None if the worker does not report
-    its clock. `visibility_timeout` (seconds) is known for plain workers only.
+    `ahead_ms` is the least by which its clock is ahead of the broker's (negative: behind); None if the worker does not report its
+    clock. `visibility_timeout` (seconds) is known for plain workers only.
     """
 
     name: str
@@ -50,9 +50,9 @@ class Worker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fleet:
-    """All workers that answer."""
+    """All workers that answered."""
 
-    workers: tuple[Worker, ...] = field(default=())
+    workers: tuple[Worker, ...] = ()
 
     @property
     def ours(self) -> list[Worker]:
@@ -70,7 +70,7 @@ class Fleet:
 
 
 def ask(app: Celery, now_ms: Clock) -> Fleet:
-    """Ask all workers; `now_ms` is the clock that their clocks are compared with. Raises what the broker's driver raises."""
+    """Ask all workers. Their clocks are compared with `now_ms`. Raises the errors of the broker's driver."""
     with app.connection_for_write() as connection:
         asked = _Asked(app, connection)
         queues = {name: _names(said) for name, said in asked.all("active_queues").items()}
@@ -102,11 +102,11 @@ class _Asked:
         self._app, self._connection = app, connection
 
     def all(self, command: str) -> dict[str, Any]:
-        """The answers of all workers that answer in time."""
+        """Return the answers of all workers that answer in time."""
         return self._ask(command, None, {}, None)
 
     def these(self, command: str, names: Iterable[str], **arguments: Any) -> dict[str, Any]:
-        """The answers of these workers; returns as soon as all have answered."""
+        """Return the answers of these workers, as soon as all have answered."""
         wanted = sorted(names)
         return self._ask(command, wanted, arguments, len(wanted)) if wanted else {}
 
@@ -118,7 +118,6 @@ class _Asked:
 
 
 def _names(said: Any) -> tuple[str, ...]:
-    """The queues in an answer to `active_queues`."""
     return tuple(str(each["name"]) for each in said if isinstance(each, dict) and "name" in each) if isinstance(said, list) else ()
 
 
@@ -132,7 +131,7 @@ def _ahead(said: Any, before_ms: int, after_ms: int) -> int | None:
 
 
 def _visibility(said: Mapping[str, Any] | Any) -> float | None:
-    """A plain worker's `visibility_timeout`; None if the worker does not report its configuration."""
+    """Return a plain worker's `visibility_timeout`; None if the worker does not report its configuration."""
     if not isinstance(said, dict) or "error" in said:
         return None
     options = said.get("broker_transport_options")
@@ -141,5 +140,5 @@ def _visibility(said: Mapping[str, Any] | Any) -> float | None:
 
 
 def own_clock() -> int:
-    """This machine's clock, for brokers that do not report theirs."""
+    """Return this machine's time, for brokers that do not report theirs."""
     return int(time.time() * 1000)

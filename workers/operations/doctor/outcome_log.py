@@ -1,4 +1,4 @@
-"""Checks of the outcome log: nobody exports it, it is nearly full, or it has lost events."""
+"""Checks of the outcome log: it is not exported, it is nearly full, or it has lost events."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from .seen import Seen
 
-#: How long (seconds) an event may wait for its export: an hour, or three intervals of the export if that is longer.
+#: The maximum seconds until an event is exported: an hour, or three intervals of the export if that is longer.
 UNEXPORTED, ROUNDS = 3600.0, 3
 
 
@@ -21,7 +21,7 @@ def _export(seen: Seen) -> str:
 
 
 def check_export(seen: Seen) -> Iterator[Finding]:
-    """Events that have waited too long for their export."""
+    """Find events that have waited too long for an export."""
     settings = seen.runtime.settings
     if seen.log is None or seen.log.oldest_ms is None:
         return
@@ -35,7 +35,7 @@ def check_export(seen: Seen) -> Iterator[Finding]:
 
 
 def check_bytes(seen: Seen) -> Iterator[Finding]:
-    """A log that is near its cap, or has lost events."""
+    """Find a log that is near its cap, or has lost events."""
     log, cap = seen.log, seen.runtime.settings.outcome_log_max_bytes
     if log is None:
         return

@@ -1,4 +1,4 @@
-"""Checks of waiting messages: queues that nobody consumes, and delayed messages that nobody moves."""
+"""Checks of waiting messages: queues without consumers, and delayed messages without a dispatcher."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
     from .seen import Seen
 
-#: Seconds that a message may be overdue; the alarm of `docs/metrics.md` uses the same value.
+#: The maximum seconds that a message may be overdue; the alarm in `docs/metrics.md` uses the same value.
 OVERDUE = 60.0
 
 
 def check_consumers(seen: Seen) -> Iterator[Finding | NotKnown]:
-    """Messages in a queue that no worker consumes."""
+    """Find messages in a queue that no worker consumes."""
     queues, fleet = seen.queues, seen.fleet
     if queues is None:
         return
@@ -45,7 +45,7 @@ def check_consumers(seen: Seen) -> Iterator[Finding | NotKnown]:
 
 
 def check_dispatcher(seen: Seen) -> Iterator[Finding]:
-    """No dispatcher although there are delayed messages or workers, or messages that are overdue although there is one."""
+    """Find a missing dispatcher, and overdue messages that the dispatcher does not move."""
     queues = seen.queues
     if queues is None or queues.dispatchers is None:
         return

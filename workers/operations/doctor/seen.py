@@ -1,4 +1,4 @@
-"""What an examination has seen: the app, and the answers of its broker and its workers. None: an answer did not come."""
+"""The material of an examination: the app, and the answers of its broker and its workers. None: an answer did not come."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Queues:
-    """How many messages wait in each queue, and how many in the delay store; `overdue` is for how long (seconds) one is overdue.
+    """How many messages wait in each queue and in the delay store. `overdue` (seconds) is the longest time of an overdue message.
 
-    `dispatchers` is None if the broker needs no dispatcher. `consumers` is their number for each queue, None if the broker does
-    not know it.
+    `dispatchers` is None if the broker needs no dispatcher. `consumers` is the number for each queue; None if the broker does not
+    know it.
     """
 
     waiting: Mapping[str, int]
@@ -31,7 +31,7 @@ class Queues:
 
     @classmethod
     def of(cls, gauges: list[Gauge], consumers: Mapping[str, int] | None) -> Queues:
-        """Made from the gauges of the broker."""
+        """Read the gauges of the broker."""
         values: dict[str, list[float]] = {}
         for each in gauges:
             values.setdefault(each.name, []).append(each.value)
@@ -48,10 +48,10 @@ class Queues:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """All of it. `app` is the value of `-A`; `kind` is `redis` or `amqp`.
+    """The material. `app` is the value of `-A`; `kind` is `redis` or `amqp`.
 
-    `now_ms` is the broker's time, or this machine's if the broker does not report it.
-    `silent` is how many workers renew their lease but do not answer remote control.
+    `now_ms` is the broker's time, or this machine's if the broker does not report its time. `silent` is how many workers renew
+    their lease but do not answer remote control.
     """
 
     runtime: Runtime

@@ -1,4 +1,4 @@
-"""Checks of the broker itself: it deletes messages, loses them at a restart, refuses them, or ends them by its own rules."""
+"""Checks of the broker: does it delete messages, lose them at a restart, refuse them, or end them by its own rules?"""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from ...ports import NotKnown
     from .seen import Seen
 
-#: A server that uses this part of its memory, or more, is nearly full.
+#: From this part of its memory on, a server is nearly full.
 FULL = 0.9
 
 
 def check_memory(seen: Seen) -> Iterator[Finding]:
-    """A server that deletes messages, is nearly full, or takes no publications."""
+    """Find a server that deletes messages, is nearly full, or accepts no publications."""
     condition = seen.condition
     if condition is None:
         return
@@ -40,7 +40,7 @@ def check_memory(seen: Seen) -> Iterator[Finding]:
 
 
 def check_persistence(seen: Seen) -> Iterator[Finding | NotKnown]:
-    """A server that keeps nothing on its disk, or cannot write there."""
+    """Find a server that keeps nothing on its disk, or cannot write to it."""
     condition = seen.condition
     if condition is None:
         return
@@ -56,7 +56,7 @@ def check_persistence(seen: Seen) -> Iterator[Finding | NotKnown]:
 
 
 def check_replicas(seen: Seen) -> Iterator[Finding]:
-    """A server that is a replica, or has fewer replicas than `wait_replicas`."""
+    """Find a server that is a replica, or has fewer replicas than `wait_replicas`."""
     condition, wanted = seen.condition, seen.runtime.settings.wait_replicas
     if condition is None:
         return
@@ -71,7 +71,7 @@ def check_replicas(seen: Seen) -> Iterator[Finding]:
 
 
 def check_endings(seen: Seen) -> Iterator[Finding]:
-    """Policies of the broker, and arguments of queues, with which the broker itself ends messages, past every policy here."""
+    """Find policies of the broker and arguments of queues by which the broker itself ends messages."""
     vhost = str(seen.runtime.app.connection_for_write().virtual_host or "/")
     for each in () if seen.condition is None else seen.condition.endings:
         of = named(each.queues)

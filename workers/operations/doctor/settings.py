@@ -1,7 +1,4 @@
-"""Checks of Celery's settings and redelivery's: those that a worker refuses, have no effect, or weaken a guarantee.
-
-No broker is asked.
-"""
+"""Checks of Celery's settings and redelivery's: those that a worker refuses, have no effect, or weaken a guarantee."""
 
 from __future__ import annotations
 
@@ -26,19 +23,19 @@ if TYPE_CHECKING:
 
     from .seen import Seen
 
-#: Attempts whose delays are looked at, if a policy has no limit.
+#: The number of attempts whose delays are checked if a policy has no limit.
 MANY = 1000
 RETENTION = ("dead_letter_time_to_live", "max_dead_letters")
 
 
 def check_refused(seen: Seen) -> Iterator[Finding]:
-    """Settings with which no worker of this app starts."""
+    """Find settings with which no worker of this app starts."""
     for each in found_contradictions(seen.runtime):
         yield Finding("settings.refused", "danger", each.what, each.why or "no worker of this app starts with it", each.fix)
 
 
 def check_patterns(seen: Seen) -> Iterator[Finding | NotKnown]:
-    """Rows of the settings whose patterns match no queue and no task of the app."""
+    """Find rows of the settings whose patterns match no queue and no task of the app."""
     tasks = {name for name in seen.runtime.app.tasks if not name.startswith("celery.")}
     queues, workers = _queues(seen, tasks), [] if seen.fleet is None else seen.fleet.workers
     for row in seen.runtime.settings.rows:
@@ -56,21 +53,21 @@ def check_patterns(seen: Seen) -> Iterator[Finding | NotKnown]:
 
 
 def check_task_rows(seen: Seen) -> Iterator[Finding]:
-    """Fields that hold for queues only, and are set for a task."""
+    """Find fields that a task sets, although they have an effect only for a queue."""
     runtime = seen.runtime
     rows = (row for row in runtime.settings.rows if row.table in {TASKS, OVERRIDE_TASKS})
-    said = {f"{row.table}[{row.pattern.text!r}]": row.fields for row in rows}
+    sources = {f"{row.table}[{row.pattern.text!r}]": row.fields for row in rows}
     for task in runtime.app.tasks:
         options = runtime.policies.options_of(task)
-        said |= {} if options is None else {f"the decorator of {task!r}": options.fields}
-    for where, fields in said.items():
+        sources |= {} if options is None else {f"the decorator of {task!r}": options.fields}
+    for where, fields in sources.items():
         for name in sorted(OF_QUEUES & fields.keys()):
             what, why = f"{where} sets {name}", "it belongs to a queue, and has no effect for a task"
             yield Finding("policy.not_for_tasks", "warning", what, why, f"set {name} in a row of queues, or take it out")
 
 
 def _queues(seen: Seen, tasks: set[str]) -> set[str]:
-    """The queues that the app declares, sends its tasks to, or has messages in, and those that a worker consumes."""
+    """The queues that the app declares or sends its tasks to, that a worker consumes, or that have messages."""
     app = seen.runtime.app
     routed = {queue_of(app, name) for name in tasks}
     consumed = {queue for worker in ([] if seen.fleet is None else seen.fleet.workers) for queue in worker.queues}
@@ -78,7 +75,7 @@ def _queues(seen: Seen, tasks: set[str]) -> set[str]:
 
 
 def check_retention(seen: Seen) -> Iterator[Finding]:
-    """Retention settings without an archive, which remove nothing."""
+    """Find retention settings that remove nothing because there is no archive."""
     settings = seen.runtime.settings
     fields = sorted({name for row in settings.rows for name in RETENTION if row.fields.get(name) is not None})
     if fields and settings.dead_letter_archive is None:
@@ -88,7 +85,7 @@ def check_retention(seen: Seen) -> Iterator[Finding]:
 
 
 def check_results(seen: Seen) -> Iterator[Finding]:
-    """Results that expire while their task still waits for its next attempt."""
+    """Find results that expire while their task still waits for its next attempt."""
     app = seen.runtime.app
     expires = app.conf.result_expires
     seconds = expires.total_seconds() if isinstance(expires, timedelta) else float(expires or 0)
@@ -103,7 +100,7 @@ def check_results(seen: Seen) -> Iterator[Finding]:
 
 
 def _longest(policy: RedeliveryPolicy) -> float:
-    """The longest single wait that a message may have: for its first delivery, or between two attempts."""
+    """Return the longest single delay of a message, for its first delivery or between two attempts."""
     if not policy.enabled:
         return 0
     attempts = MANY if policy.max_delivery_attempts == UNLIMITED else min(policy.max_delivery_attempts, MANY)
@@ -115,7 +112,7 @@ def _longest(policy: RedeliveryPolicy) -> float:
 
 
 def check_celery(seen: Seen) -> Iterator[Finding]:
-    """Settings of Celery's with which messages bypass the broker, are lost, or all go to one worker."""
+    """Find settings of Celery by which messages bypass the broker, are lost, or all go to one worker."""
     conf = seen.runtime.app.conf
     if conf.task_always_eager:
         why = "nothing goes through the broker, so that nothing is redelivered and no dead letter is kept"

@@ -1,4 +1,4 @@
-"""Checks of the tasks: explicit options that weaken the guarantee."""
+"""Checks of the tasks: options that weaken the guarantee."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LOST = "if a worker dies while the task runs, the task never runs again"
 
 
 def check_acknowledgement(seen: Seen) -> Iterator[Finding]:
-    """`acks_late=False`, of the app and of single tasks."""
+    """Find `acks_late=False`, in the app and in single tasks."""
     app, policies = seen.runtime.app, seen.runtime.policies
     if not seen.runtime.enforces:
         return
@@ -35,7 +35,7 @@ def check_acknowledgement(seen: Seen) -> Iterator[Finding]:
 
 
 def check_strategies(seen: Seen) -> Iterator[Finding]:
-    """Tasks with their own `Strategy`: redelivery does not see how they end."""
+    """Find tasks with their own `Strategy`: redelivery does not see how they end."""
     own = {name: each for name, each in own_strategies(seen.runtime.app).items() if seen.runtime.policies.is_enabled(name)}
     if own:
         what = f"a Strategy of their own: {named([f'{name} ({each})' for name, each in sorted(own.items())])}"

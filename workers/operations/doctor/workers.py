@@ -1,4 +1,4 @@
-"""Checks that compare the workers: plain workers beside those with redelivery, several versions, and clocks that differ."""
+"""Checks that compare the workers: plain workers on the same queues, several versions, and clocks that differ."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from .seen import Seen
 
 NTP = "timedatectl set-ntp true"
-#: Stands for the version of a worker that is too old to report it.
+#: The version of a worker that is too old to report it.
 UNTOLD = "a version that does not tell"
 
 
 def check_mixture(seen: Seen) -> Iterator[Finding]:
-    """Queues that both plain workers and workers with redelivery consume."""
+    """Find queues that both plain workers and workers with redelivery consume."""
     if seen.fleet is None:
         return
     ours = {queue for worker in seen.fleet.ours for queue in worker.queues}
@@ -35,7 +35,7 @@ def check_mixture(seen: Seen) -> Iterator[Finding]:
 
 
 def check_visibility(seen: Seen) -> Iterator[Finding | NotKnown]:
-    """`visibility_timeout` where it still has an effect: plain workers, and workers with redelivery whose kombu receives."""
+    """Find a short `visibility_timeout` where it has an effect: for plain workers, and with `fast_receive = false`."""
     if seen.kind != "redis" or seen.fleet is None:
         return
     consumed = {*seen.runtime.app.amqp.queues, *(queue for worker in seen.fleet.ours for queue in worker.queues)}
@@ -52,7 +52,7 @@ def check_visibility(seen: Seen) -> Iterator[Finding | NotKnown]:
 
 
 def _short(seen: Seen, who: str, timeout: float) -> Iterator[Finding]:
-    """A timeout that is shorter than a task may take, or than kombu's default."""
+    """Find a timeout that is shorter than a task's time limit, or than kombu's default."""
     limits = [float(task.time_limit) for task in seen.runtime.app.tasks.values() if task.time_limit]
     limits += [float(seen.runtime.app.conf.task_time_limit)] if seen.runtime.app.conf.task_time_limit else []
     needed = max([*limits, VISIBILITY_TIMEOUT])
@@ -69,7 +69,7 @@ def _short(seen: Seen, who: str, timeout: float) -> Iterator[Finding]:
 
 
 def check_versions(seen: Seen) -> Iterator[Finding]:
-    """Several versions of redelivery: an upgrade is under way, or has stopped before its end."""
+    """Find several versions of redelivery: an upgrade is running, or was not completed."""
     by_version: dict[str, list[str]] = {}
     for worker in [] if seen.fleet is None else seen.fleet.ours:
         by_version.setdefault(worker.version or UNTOLD, []).append(safe(worker.name))
@@ -83,7 +83,7 @@ def check_versions(seen: Seen) -> Iterator[Finding]:
 
 
 def check_clocks(seen: Seen) -> Iterator[Finding]:
-    """Wrong clocks of workers, and of producers that have recorded theirs as wrong."""
+    """Find wrong clocks of workers and producers."""
     than = "the broker's" if seen.kind == "redis" else "this machine's"
     for worker in [] if seen.fleet is None else seen.fleet.ours:
         if worker.ahead_ms:

@@ -1,7 +1,7 @@
-"""The holders: the workers with a lease, what each of them runs, and which messages it has fetched ahead. On Redis only.
+"""The workers with a lease, the tasks that each runs, and the messages that it has prefetched. Only on Redis.
 
-A lease whose counter does not change belongs to a worker that died, or that cannot reach the broker. Another worker gives its
-messages back when it has seen no change for the whole time of a lease. Until then the lease exists, but is not renewed.
+A lease that is not renewed belongs to a worker that died, or that cannot reach the broker. Another worker gives its messages back
+when the lease was not renewed for its whole time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..metrics.metrics import Living
     from .running import Said
 
-#: A living worker renews its lease at least this often (seconds).
+#: A worker whose lease was not renewed for these seconds may be dead.
 RENEWED = 1.2
 
 
@@ -32,9 +32,10 @@ RENEWED = 1.2
 class Holder:
     """One worker: its name, its process, and when it took its lease.
 
-    `held` is how many messages it holds; `messages` has the first of them (task id, task, queue). `said` is its answer to what it
-    runs, None if it does not answer. `still` is for how many seconds its lease is known to be not renewed. `is_dead`: it does not
-    answer, and `still` is at least as long as a lease lasts.
+    - `held`: how many messages it holds; `messages`: the first of them (task id, task, queue).
+    - `said`: its answer about the tasks that it runs; None if it does not answer.
+    - `still`: for how many seconds its lease was seen not renewed.
+    - `is_dead`: it does not answer, and its lease was not renewed for the whole time of a lease.
     """
 
     worker: str
@@ -49,13 +50,13 @@ class Holder:
 
     @property
     def is_renewed(self) -> bool:
-        """Whether it lives, as far as is known."""
+        """Whether the worker seems to live."""
         return self.has_lease and (self.said is not None or self.still < RENEWED)
 
 
 @dataclass(slots=True)
 class Holders:
-    """All of them, how many held messages were looked at, and how many of these came from each queue."""
+    """The workers, how many held messages were read, and how many of these came from each queue."""
 
     workers: list[Holder]
     looked_at: int
@@ -64,9 +65,9 @@ class Holders:
 
 
 def holders(runtime: Runtime, *, most: int, named: int, living: Living | None = None) -> Holders:
-    """Look at `most` held messages at the most, and name at most `named` of each worker. Raises what the broker's driver raises.
+    """Read at most `most` held messages, and name at most `named` for each worker. Raises the errors of the broker's driver.
 
-    With `living`, which knows the leases of earlier looks, each worker is asked what it runs; those tasks are not named again.
+    With `living`, which has the leases of earlier calls, each worker is asked what it runs; those tasks are not named again.
     """
     found = _leased(runtime, living)
     looked_at, is_cut, by_queue = 0, False, Counter[str]()
@@ -87,7 +88,7 @@ def holders(runtime: Runtime, *, most: int, named: int, living: Living | None = 
 
 
 def _leased(runtime: Runtime, living: Living | None) -> dict[str, Holder]:
-    """The workers with a lease, by its token."""
+    """Return the workers with a lease, by its token."""
     client, keys = redis_of(runtime).client, redis_of(runtime).keys
     leases: Any = client.hgetall(keys.leases)
     abouts: Any = client.hgetall(keys.owners)
@@ -100,7 +101,7 @@ def _leased(runtime: Runtime, living: Living | None) -> dict[str, Holder]:
         living.still(leases)
         said = running_of(runtime.app, [each.worker for each in found.values()])
         if not found.keys() <= said.keys():
-            leases = client.hgetall(keys.leases)  # workers that did not answer may have renewed their leases meanwhile
+            leases = client.hgetall(keys.leases)  # a worker that did not answer may have renewed its lease meanwhile
         still = living.still(leases)
         for name, holder in found.items():
             holder.said, holder.still = said.get(name), still.get(name.encode(), 0.0)

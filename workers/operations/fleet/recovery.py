@@ -1,7 +1,7 @@
-"""Recovery on Redis: the messages of dead workers are given back, one after the other.
+"""Recovery on Redis: gives the messages of dead workers back, one after the other.
 
-If the broker refuses to move a message (its dead-letter queue is a key of another type, say), an error is logged, and the message
-stays where it is. The others are still given back. It is tried again after pauses that grow up to a minute.
+If the broker refuses to move a message (its dead-letter queue is a key of another type, for example), an error is logged, the
+message stays, and the others are given back. The message is tried again after pauses that grow up to a minute.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
     from redelivery.middleware.brokers.redis.transport import RedisTransport
     from redelivery.middleware.runtime import Runtime
 
-#: Seconds before messages that failed are tried again: the first pause, and the longest.
+#: The first and the longest pause (seconds) before refused messages are tried again.
 FIRST_PAUSE, MAX_PAUSE = 1.0, 60.0
 PAGE = 100
 
 
 class Recovery:
-    """Recovers the messages of all fenced owners. When `is_over` returns True, it ends after the message that it is at."""
+    """Recovers the messages of all fenced owners. When `is_over` returns True, it stops after the current message."""
 
     def __init__(self, runtime: Runtime, is_over: Callable[[], bool] = lambda: False) -> None:
         self._runtime, self._is_over = runtime, is_over
         self._pauses: dict[str, tuple[float, float]] = {}  # token → how long, until when
 
     def step(self) -> None:
-        """Recover the messages of all fenced owners. Raises what the broker's driver raises if the broker is away."""
+        """Recover the messages of all fenced owners. Raises the errors of the broker's driver."""
         transport = redis_of(self._runtime)
         fenced: Any = transport.client.hkeys(transport.keys.recovering)
         tokens = [token.decode() for token in fenced]
@@ -72,6 +72,6 @@ class Recovery:
 
 
 def name_of(transport: RedisTransport, token: str) -> str:
-    """The name of the worker that registered this token."""
+    """Return the name of the worker that registered this token."""
     about: Any = transport.client.hget(transport.keys.owners, token)
     return str(about_of(about).get("worker") or "?")

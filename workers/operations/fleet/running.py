@@ -1,6 +1,6 @@
-"""Which tasks the workers run at this moment, and for how long, as each of them answers by remote control.
+"""Asks the workers by remote control which tasks they run now, and for how long.
 
-The broker does not know it: workers fetch messages ahead, and a start is recorded for suspects only. Limits: a worker without
+The broker does not know this: workers prefetch messages, and only the starts of suspects are recorded. Limit: a worker without
 remote control does not answer, nor does a solo worker that runs a task.
 """
 
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     from celery import Celery
 
 
-#: The command of workers with redelivery, and the seconds to wait for answers: more than a living worker needs to renew its lease.
+#: The command of workers with redelivery, and the seconds to wait for answers.
 ABOUT, TIMEOUT = "redelivery", 1.25
-#: Seconds to wait for question and answers together: on a slow broker the question itself takes longer than the answers.
+#: The maximum seconds for sending the command and waiting for answers; on a slow broker the sending takes longer.
 LATEST = 2.5
 
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """One task that runs, and for how many seconds it has."""
+    """One running task, and for how many seconds it has run."""
 
     task_id: str
     task: str
@@ -40,19 +40,19 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """One worker's answer: how many tasks it runs (`runs`), and the tasks that have run longest."""
+    """One worker's answer: how many tasks it runs, and which tasks have run longest."""
 
     runs: int
     running: tuple[Running, ...]
 
     @property
     def is_whole(self) -> bool:
-        """Whether all tasks that it runs are named."""
+        """Whether the answer names all running tasks."""
         return self.runs <= len(self.running)
 
 
 def running_of(app: Celery, names: Collection[str]) -> dict[str, Said]:
-    """The answers of these workers, by the token of each worker's lease; returns as soon as all have answered.
+    """Return the answers of these workers by the tokens of their leases, as soon as all have answered.
 
     Empty if the broker is slow, or if the user in `broker_url` has no right to remote control.
     """
@@ -76,7 +76,7 @@ def running_of(app: Celery, names: Collection[str]) -> dict[str, Said]:
 
 
 def _is_whole(said: Any) -> bool:
-    """Whether an answer says what the worker runs; an older worker's does not."""
+    """Whether an answer names running tasks; an older worker's answer does not."""
     if not isinstance(said, dict):
         return False
     return isinstance(said.get("owner"), str) and isinstance(said.get("runs"), int) and isinstance(said.get("running"), list)

@@ -1,1 +1,1 @@
-"""The inventory of the broker's messages, with the policies' deadlines, for the books; and the life of one task."""
+"""The inventory of the broker's messages and the policies' deadlines, for the books; the life of one task."""

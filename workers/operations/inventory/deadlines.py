@@ -1,4 +1,4 @@
-"""The deadlines of an app's policies. They are written into a file, because the books cannot read the app's settings."""
+"""The deadlines of an app's policies, for a file: the books cannot read the app's settings."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ FIELD = "deadline"
 
 
 def deadlines_of(runtime: Runtime) -> list[dict[str, Any]]:
-    """The patterns that set a deadline, the strongest first: the first pattern that matches a task or its queue counts.
+    """Return the patterns that set a deadline. The first pattern that matches a task or its queue counts.
 
-    Each has the pattern of a `queue` or of a `task`, and `seconds`, null if it sets no deadline.
+    Each has the pattern of a `queue` or of a `task`, and `seconds`; null means no deadline.
     """
     decorated = ((name, runtime.policies.options_of(name)) for name in sorted(runtime.app.tasks))
     of_tasks = [{"task": name, "seconds": each.fields[FIELD]} for name, each in decorated if each and FIELD in each.fields]
@@ -27,5 +27,5 @@ def deadlines_of(runtime: Runtime) -> list[dict[str, Any]]:
 
 def _rows(runtime: Runtime, table: str, what: str) -> Iterator[dict[str, Any]]:
     rows = [row for row in runtime.settings.rows if row.table == table and FIELD in row.fields]
-    for row in reversed(sorted(rows, key=lambda row: row.pattern.specificity)):  # noqa: C413 - of equals, the later is stronger
+    for row in reversed(sorted(rows, key=lambda row: row.pattern.specificity)):  # noqa: C413 - of equal patterns, the later one counts
         yield {what: row.pattern.text, "seconds": row.fields[FIELD]}

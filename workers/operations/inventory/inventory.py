@@ -1,7 +1,6 @@
-"""The inventory: every message that the broker holds, one row for each life. A life that has ended has no row.
+"""Takes the inventory: every message that the broker holds, one row for each life. A life that has ended has no row.
 
-A row's `queue` is the life's first queue, which the message's header names; without a header, the queue that the message is in or
-goes to.
+A row's `queue` is the life's first queue from the message's header; without a header, the queue that the message is in or goes to.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ if TYPE_CHECKING:
 
 
 def take(runtime: Runtime, *, look: bool = False) -> Inventory:
-    """Read all messages of the broker, which goes on working. Raises what its driver raises.
+    """Read all messages of the broker while it goes on working. Raises the errors of its driver.
 
-    `look` allows a look that counts as a delivery of each message, if the broker has no other way to read them.
+    `look` allows reading that counts as a delivery of each message, if the broker has no other way.
     """
     inventory, letter_queues = Inventory(), dead_letters.known(runtime)
     queues = sorted(set(runtime.app.amqp.queues) - set(letter_queues))

@@ -1,9 +1,8 @@
-"""A task's life: its events in the outcome log, and where the task is now.
+"""Finds a task's life: its events in the outcome log, and where the task is now.
 
-A task is named by its id or by the beginning of it. Places without an index by task are read up to a bound; if the bound is
-reached, the result says so. The queues that are searched are the app's, its dead-letter queues and their origins, and those that
-the task's own events name: a redrive may have made a queue that the app does not know. An event's queue may also come from a forged
-header, so a name that no queue can have is left out.
+Places without an index by task are read up to a bound; if the bound is reached, the result says so. The searched queues are the
+app's queues, its dead-letter queues and their origins, and the queues in the task's events: a redrive may have sent it to a queue
+that the app does not know. An event may come from a forged header, so names that no queue can have are left out.
 """
 
 from __future__ import annotations
@@ -26,16 +25,16 @@ if TYPE_CHECKING:
 
 
 def life_of(runtime: Runtime, given: str, *, most: int, outcomes: str | None = None) -> TaskLife:
-    """Everything about one task. At most `most` events, and `most` messages of each list, are looked at.
+    """Return everything about the task with this id, or beginning of an id. Reads at most `most` events and messages of each list.
 
-    `outcomes` is where exported events are (a path or a URI), of which `most` are looked at as well. By default it is the place
-    that the settings name, if it can be read.
+    `outcomes` is the place of exported events (a path or a URI), of which at most `most` are read, too. The default is the place in
+    the settings, if it can be read.
 
-    Raises `InputError` if several tasks' ids begin so, and what the broker's driver raises.
+    Raises `InputError` if several tasks match, and the errors of the broker's driver.
     """
     life = TaskLife(given)
     needed(broker_of(runtime.transport).tasks).read_log(life, most)
-    # The log is read first: an export may move events from the log to the files meanwhile.
+    # Read the log before the files: an export may move events from the log to the files meanwhile.
     if outcomes is not None:
         _read_exported(life, outcomes, most)
     elif (place := runtime.settings.exported_outcomes) is not None:
@@ -52,7 +51,7 @@ def life_of(runtime: Runtime, given: str, *, most: int, outcomes: str | None = N
 
 
 def _look(runtime: Runtime, life: TaskLife, most: int) -> None:
-    """Add every place with a task whose id begins so; dead letters are redacted as the settings say."""
+    """Add every place of the task. Dead letters are redacted as the settings say."""
     letter_queues = dead_letters.known(runtime)
     named = {event.queue for event in life.events if event.queue and objection(runtime.transport, event.queue) is None}
     known = {*runtime.app.amqp.queues, *letter_queues.values(), *named}
@@ -64,7 +63,7 @@ def _look(runtime: Runtime, life: TaskLife, most: int) -> None:
 
 
 def _read_exported(life: TaskLife, uri: str, most: int) -> None:
-    """Add the exported events; an event that is in the log as well is added once."""
+    """Add the exported events that the log did not have."""
     from ...export.history import exported  # noqa: PLC0415 - pyarrow is an optional dependency
 
     found = exported(uri, life.task_id, most)

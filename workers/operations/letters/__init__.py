@@ -1,1 +1,1 @@
-"""Dead letters: list, choose, redrive, move, purge, import and archive them."""
+"""Lists, chooses, redrives, moves, purges, imports and archives dead letters."""

@@ -1,10 +1,9 @@
 """The archive of dead letters: whole letters in files. A purge writes them before it removes them; an export only copies them.
 
-Each batch is a file, `<uri>/dead_letter_queue=<name>/letters-<digest>.parquet`, written as the books' exports are. If pyarrow is
-not installed, it is a file of JSON lines below a local path. A file is complete or does not exist. Its name depends on its
-contents: if the same letters are written twice, after a crash say, they are one file. Each letter has a `letter_id`, which shows
-whether it is in two files. A destination that cannot be written is refused (`InputError`). Nothing is hidden here, not even with
-`redact`: an archive must be complete. On a local disk only its owner may read it (0600, new folders 0700).
+Each batch is a file `<uri>/dead_letter_queue=<name>/letters-<digest>.parquet`; without pyarrow, a file of JSON lines below a local
+path. A file is complete or does not exist. Its name is derived from its letters: letters that are written twice, for example after
+a crash, are one file. `letter_id` shows if a letter is in two files. An archive is complete: `redact` hides nothing in it. On a
+local disk only its owner may read it (0600, new folders 0700).
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 
     from ...ports import Transitions
 
-#: At most so many dead letters, and at most so many bytes, are in one file; they are in memory until it is written.
+#: The maximum number of dead letters, and of bytes, in one file. They are in memory until it is written.
 BATCH, MAX_BYTES = 5_000, 64 * 1024 * 1024
 
 #: The columns of an archive: text (True) or a whole number. Times are milliseconds since the epoch.
@@ -61,7 +60,7 @@ COLUMNS: dict[str, bool] = {
 
 @dataclass(slots=True, kw_only=True)
 class Exported:
-    """What an export wrote: `letters` into `files`, relative to the destination."""
+    """What an export wrote: how many `letters`, into which `files` (relative to the destination)."""
 
     dead_letter_queue: str
     destination: str
@@ -72,7 +71,7 @@ class Exported:
 def archive(letters: Sequence[Letter], uri: str, name: str, *, now_ms: int, why: str) -> str:
     """Write these letters of the dead-letter queue `name`, and flush them to the disk. Returns the file, relative to `uri`.
 
-    `why` says why they leave the queue. Raises `InputError` if the destination cannot be written; then nothing was written.
+    Raises `InputError` if the destination cannot be written; then nothing was written.
     """
     rows = [row_of(letter, name, now_ms=now_ms, why=why) for letter in letters]
     digest = hashlib.sha1("".join(row["letter_id"] for row in rows).encode(), usedforsecurity=False).hexdigest()
@@ -91,7 +90,7 @@ def archive(letters: Sequence[Letter], uri: str, name: str, *, now_ms: int, why:
 
 
 def archive_raw(runtime: Runtime, raw: bytes, *, held_in: str | None, why: str) -> str:
-    """Write one letter of the dead-letter queue `held_in` to the app's archive. Raises `ConfigurationError` if it has none."""
+    """Write one letter of the dead-letter queue `held_in` to the app's archive. Raises `ConfigurationError` if there is none."""
     uri = runtime.settings.dead_letter_archive
     if uri is None:
         msg = "there is no archive: set dead_letter_archive to a folder or a URI such as s3://bucket/letters"
@@ -101,9 +100,9 @@ def archive_raw(runtime: Runtime, raw: bytes, *, held_in: str | None, why: str) 
 
 
 def require_place(runtime: Runtime, uri: str) -> None:
-    """Raise `InputError` if an operation of the broker may not write its archive to this place.
+    """Raise `InputError` if an operation may not write its archive to this place.
 
-    Anybody who may write to the broker may store an operation, so an operation may write only in or below the app's own archive.
+    Any client that may write to the broker can store an operation, so operations write only in or below the app's own archive.
     """
     own = runtime.settings.dead_letter_archive
     if own is None or ".." in uri.split("/") or not f"{uri.rstrip('/')}/".startswith(f"{own.rstrip('/')}/"):
@@ -116,7 +115,7 @@ def require_place(runtime: Runtime, uri: str) -> None:
 
 
 def export_letters(transport: Transitions, name: str, uri: str, chosen: Filter | None = None) -> Exported:
-    """Write the letters of a queue that a filter chooses; they stay where they are."""
+    """Write the letters of a queue that a filter chooses. They stay in the queue."""
     done, batch, size = Exported(dead_letter_queue=name, destination=uri), [], 0
     chosen, now_ms = Filter() if chosen is None else chosen, transport.now_ms()
     for letter in letters_of(transport, name):
@@ -135,7 +134,7 @@ def export_letters(transport: Transitions, name: str, uri: str, chosen: Filter |
 
 
 def row_of(letter: Letter, name: str, *, now_ms: int, why: str) -> dict[str, Any]:
-    """One dead letter in the archive: `letter` is the message as it was in the queue, in base64 if it is not text."""
+    """Return the archive's row for a dead letter. `letter` is the message as it was in the queue, in base64 if it is not text."""
     raw = letter.raw
     try:
         encoding, text = "utf-8", raw.decode()
@@ -154,7 +153,7 @@ def row_of(letter: Letter, name: str, *, now_ms: int, why: str) -> dict[str, Any
 
 
 def _write_lines(rows: Sequence[dict[str, Any]], uri: str, folder: str, file: str) -> str:
-    """Write JSON lines below a local path; the file gets its name when they are on the disk."""
+    """Write JSON lines below a local path. The file gets its name when the lines are on the disk."""
     if "://" in uri:
         msg = f"{scrubbed(uri)!r} needs pyarrow, which is not installed: install redelivery[export], or give a path"
         raise InputError(msg)

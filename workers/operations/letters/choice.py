@@ -1,6 +1,6 @@
-"""The filter for a command's options: an id may be shortened, and ages count from now.
+"""Makes a filter from a command's options. Ids may be shortened, and ages count from now.
 
-Refuses, with `InputError`, an empty text, an unknown reason, and an id that names no dead letter, or those of several tasks.
+Raises `InputError` for an empty text, an unknown reason, and an id that matches no task's dead letter or those of several tasks.
 """
 
 from __future__ import annotations
@@ -21,21 +21,18 @@ if TYPE_CHECKING:
 
 
 def filter_of(transport: Transitions, name: str, options: Mapping[str, Any]) -> Filter:
-    """The filter for the dead letters of this queue; ages count from now, by the broker's clock.
-
-    An id that is shortened is looked up in the queue.
-    """
+    """Return the filter for the dead letters of this queue. Shortened ids are looked up in the queue."""
     conditions = _conditions(transport, options)
     return Filter(task_ids=dead_letters.whole_ids(transport, name, options["task_ids"]), **conditions)
 
 
 def listing_of(transport: Transitions, options: Mapping[str, Any]) -> Filter:
-    """The same for a listing, without a look into the queue: each dead letter whose id begins with one of these is listed."""
+    """Return the filter for a listing, which lists each dead letter whose id begins with a given one. Does not read the queue."""
     return Shortened(task_ids=frozenset(options["task_ids"]), **_conditions(transport, options))
 
 
 def _conditions(transport: Transitions, options: Mapping[str, Any]) -> dict[str, Any]:
-    """All conditions except the ids. Raises `InputError` for an unknown reason and an empty text (a shell variable was not set)."""
+    """Return all conditions except the ids. An empty text is refused: it may come from a shell variable that is not set."""
     for option, name in (("id", "task_ids"), ("task", "tasks"), ("exception", "exceptions"), ("fingerprint", "fingerprints")):
         if "" in options[name]:
             msg = f"the {option} is empty, and chooses no dead letter: give a value, or leave it out"

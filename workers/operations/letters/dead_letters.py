@@ -1,7 +1,4 @@
-"""Dead-letter queues and their letters, read without changing anything.
-
-The name of any other queue is refused (`InputError`): messages in an ordinary queue are not dead.
-"""
+"""Reads dead-letter queues and their letters, and changes nothing. Names of other queues are refused (`InputError`)."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def known(runtime: Runtime) -> dict[str, str]:
-    """Every dead-letter queue with its origin: the queues that were used, and those of the policies of this app's queues."""
+    """Return every dead-letter queue with its origin: the used ones, and those in the policies of this app's queues."""
     names: dict[str, str] = {}
     for queue in runtime.app.amqp.queues:
         target = runtime.policies.policy_for(queue).dead_letter_queue_for(queue)
@@ -34,37 +31,37 @@ def known(runtime: Runtime) -> dict[str, str]:
 
 
 def required(runtime: Runtime, name: str) -> str:
-    """The same name. Raises `InputError` if there is no such dead-letter queue; its text names a similar one, or all."""
+    """Return the name if it is a dead-letter queue. Raises `InputError`, whose text names a similar queue, or all queues."""
     names = known(runtime)
     if name in names:
         return name
-    there = f"; there are: {', '.join(names)}" if names else "; nothing has died yet, and no queue of the app keeps dead letters"
-    its = " or ".join(repr(each) for each, origin in names.items() if origin == name)
-    near = f"; did you mean {its}, which holds its dead letters?" if its else suggestion(name, names)
-    msg = f"there is no dead-letter queue {name!r}{near or there}"
+    every = f"; there are: {', '.join(names)}" if names else "; nothing has died yet, and no queue of the app keeps dead letters"
+    of_origin = " or ".join(repr(each) for each, origin in names.items() if origin == name)
+    near = f"; did you mean {of_origin}, which holds its dead letters?" if of_origin else suggestion(name, names)
+    msg = f"there is no dead-letter queue {name!r}{near or every}"
     raise InputError(msg)
 
 
 def summaries(runtime: Runtime) -> list[DeadLetterQueue]:
-    """All dead-letter queues, counted; their times and reasons come from a bounded number of letters."""
+    """Return all dead-letter queues with their counts; times and reasons come from a bounded number of letters."""
     return needed(broker_of(runtime.transport).letters).summaries(known(runtime))
 
 
 def depth(transport: Transitions, name: str) -> int:
-    """How many dead letters there are; none is read."""
+    """Return the number of dead letters in a queue. Reads none of them."""
     return needed(broker_of(transport).letters).depth(name)
 
 
 def newest(transport: Transitions, name: str, limit: int) -> list[Letter]:
-    """The `limit` newest dead letters, the newest first."""
+    """Return the `limit` newest dead letters, the newest first."""
     with needed(broker_of(transport).letters).open(name) as letters:
         return [Letter.of(raw) for raw in letters.newest(limit)]
 
 
 def found(transport: Transitions, name: str, given: Collection[str]) -> list[Letter]:
-    """The dead letters of the tasks that these ids, or beginnings of ids, name; the newest first. Reads the whole queue, in pages.
+    """Return the dead letters of the tasks with these ids, or beginnings of ids, the newest first. Reads the whole queue, in pages.
 
-    Raises `InputError` if one of them names no dead letter, or the dead letters of several tasks.
+    Raises `InputError` if an id matches no dead letter, or the dead letters of several tasks.
     """
     read = needed(broker_of(transport).letters).found(name, given)
     letters = [letter for letter in read if any(begins(letter.task_id, each) for each in given)]
@@ -78,7 +75,7 @@ def found(transport: Transitions, name: str, given: Collection[str]) -> list[Let
 
 
 def whole_ids(transport: Transitions, name: str, given: Collection[str]) -> frozenset[str]:
-    """The whole ids of these ids, or beginnings of ids. Looks into the queue only for beginnings. Raises as `found`."""
+    """Return the whole ids. Reads the queue only if an id is shortened. Raises as `found`."""
     short = [each for each in given if not is_whole(each)]
     looked_up = (letter.task_id for letter in found(transport, name, short)) if short else ()
     return frozenset([*(each for each in given if is_whole(each)), *looked_up])

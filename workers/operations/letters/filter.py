@@ -19,18 +19,16 @@ if TYPE_CHECKING:
 
 #: The wildcards of a shell pattern.
 _WILD = re.compile(r"\[[^\]]*\]|[*?\[\]!]")
-
-
-#: The reason of a dead letter that gives none: somebody else put it there.
+#: The reason of a dead letter that has none: another client put it into the queue.
 UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filter:
-    """Which dead letters: all conditions must hold; of a condition, any value. Without conditions, all dead letters.
+    """Conditions on dead letters. A letter passes if it has one of the values of each condition that is set.
 
     `tasks` are names or shell patterns. `exceptions` are class names, dotted or their last word. `fingerprints` may be shortened.
-    `died_before_ms` and `died_after_ms` are the server's time; a letter that does not say when it died passes neither.
+    `died_before_ms` and `died_after_ms` are the server's time; a letter without a time of death passes neither.
     """
 
     task_ids: frozenset[str] = frozenset()
@@ -43,7 +41,7 @@ class Filter:
 
     @classmethod
     def from_dict(cls, words: Mapping[str, Any]) -> Self:
-        """The filter that `to_dict` wrote. Raises `InputError` for anything else: a lost condition would choose more letters."""
+        """Parse what `to_dict` wrote. Raises `InputError` for anything else: a lost condition would choose more letters."""
         known = {each.name for each in fields(cls)}
         for name, value in words.items():
             if name not in known:
@@ -55,7 +53,7 @@ class Filter:
         return cls(**{name: _SETS[name](value) if name in _SETS else value for name, value in words.items()})
 
     def to_dict(self) -> dict[str, Any]:
-        """Its conditions, for JSON; conditions that are not set are left out."""
+        """The conditions that are set, for JSON."""
         found = {each.name: getattr(self, each.name) for each in fields(self)}
         return {name: _plain(value) for name, value in found.items() if value not in (None, (), frozenset())}
 
@@ -74,24 +72,27 @@ class Filter:
         return self._is_in_time(letter.died_ms)
 
     def names(self, task_id: str) -> bool:
-        """Whether this is one of the ids in `task_ids`."""
+        """Whether `task_ids` has this id."""
         return task_id in self.task_ids
 
     @property
     def has_words(self) -> bool:
-        """Whether `sieve` can keep letters back: ages alone give it no word to look for."""
+        """Whether `sieve` can exclude letters. Conditions on time alone have no words to look for."""
         return bool(self.task_ids or self._words())
 
     def sieve(self) -> Callable[[bytes], bool]:
-        """A function that says of a letter's bytes whether the letter may pass; it is far cheaper than decoding them.
+        """Return a function that excludes most letters by their bytes, which is far cheaper than decoding them.
 
-        A letter for which it says yes may still not pass. A word that JSON may write in two ways keeps no letter back.
+        The function returns True for each letter that passes, and for some others.
         """
         words, task_ids = self._words(), self.task_ids
         return lambda raw: may_be(raw, task_ids) and all(any(word in raw for word in some) for some in words)
 
     def _words(self) -> list[list[bytes]]:
-        """For each condition its words: a dead letter that passes contains one of them. Other conditions are left out."""
+        """For each condition its words: a dead letter that passes contains one of them.
+
+        A condition is left out if JSON can write one of its words in two ways.
+        """
         literals = [max(_WILD.split(each), key=len) for each in self.tasks]
         some = ([] if UNKNOWN in self.reasons else list(self.reasons), list(self.exceptions), list(self.fingerprints), literals)
         return [[each.encode() for each in words] for words in some if words and all(map(stands_plainly, words))]
@@ -106,12 +107,12 @@ class Filter:
 
 
 class Shortened(Filter):
-    """A filter for listings: `task_ids` may be beginnings of ids, and each dead letter whose id begins so passes."""
+    """A filter for listings: `task_ids` may be beginnings of ids."""
 
     __slots__ = ()
 
     def names(self, task_id: str) -> bool:
-        """Whether one of `task_ids` is this id, or the beginning of it."""
+        """Whether the id begins with one of `task_ids`."""
         return any(begins(task_id, each) for each in self.task_ids)
 
 

@@ -1,18 +1,17 @@
-"""The import of dead letters that RabbitMQ itself made: they go to redelivery's dead-letter queues, and into the books.
+"""Imports dead letters that RabbitMQ itself made into redelivery's dead-letter queues, and into the books.
 
-If RabbitMQ ends messages by itself (a time to live, a length or a delivery limit), it moves them into the queue that is bound to
-their dead-letter exchange, and records nothing.
+If RabbitMQ ends a message by a time to live, a length or a delivery limit, it moves the message to the queue behind its dead-letter
+exchange, and records nothing. An import reads that queue from its oldest message on. `brokers.rabbitmq.deaths` recognises the
+messages that RabbitMQ moved there. Each of them
 
-1. That queue is read from its oldest message on. `brokers.rabbitmq.deaths` recognises the dead letters that RabbitMQ made.
-2. Each of them is published to the dead-letter queue of its origin, with a death record, and confirmed.
-3. It is recorded as `dead_lettered`, under an id that is always the same for this death. If no event has recorded the message
-   before, it is first recorded as `received`.
-4. It is acknowledged in its old queue.
+1. is published to the dead-letter queue of its origin, with a death record, and confirmed;
+2. is recorded as `dead_lettered`, with an event id that is always the same for this death; before that as `received`, if no event
+   has recorded the message;
+3. is acknowledged in its old queue.
 
-Any other message stays, and is counted in `left`, by the reason why. Limits: a crash between two steps leaves an imported dead
-letter in its old queue as well. The next import removes it if the journal of moves knows it; otherwise it is twice in its
-dead-letter queue, and the books count it once. A message that RabbitMQ's dead-lettering loses cannot be imported, and the books say
-`lost`.
+Other messages stay. Limits: after a crash between two steps, an imported dead letter is still in its old queue. The next import
+removes it if the journal of moves has the move; otherwise it is imported twice, and the books count it once. The books report a
+message that RabbitMQ's dead-lettering loses as `lost`.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, kw_only=True)
 class Import(Walked):
-    """What an import did, or would do: `moved` letters were imported; `reasons` and `targets` (dead-letter queues) count them."""
+    """The result of an import: how many letters were `moved`, by reason and by target dead-letter queue."""
 
     kind: ClassVar[str] = "import"
     went: ClassVar[str] = "had been imported"
@@ -66,9 +65,9 @@ def import_letters(
     limit: int | None = None,
     on_progress: Callable[[Import], None] = lambda _: None,
 ) -> Import:
-    """Import the dead letters in this queue (`require_source`), at most `limit`, the oldest first.
+    """Import the dead letters in this queue (see `require_source`), at most `limit`, the oldest first.
 
-    Raises `BrokerError` if the broker refuses or does not answer; its text says how many letters had been imported.
+    Raises `BrokerError`; its text says how many letters had been imported.
     """
     broker, result = broker_of(runtime.transport), Import(dead_letter_queue=name, dry_run=dry_run)
     try:
@@ -85,7 +84,7 @@ def import_letters(
 
 
 def require_source(runtime: Runtime, name: str) -> None:
-    """Raise `InputError` if there is no such queue, if its name is reserved, or if it is an ordinary queue of the app."""
+    """Raise `InputError` if the queue does not exist, has a reserved name, or is an ordinary queue of the app."""
     if (why := names.objection(name)) is not None:
         msg = f"{name!r} {why}: name the queue behind the dead-letter exchange"
         raise InputError(msg)
@@ -98,7 +97,7 @@ def require_source(runtime: Runtime, name: str) -> None:
 
 
 def _batches(found: AmqpDeathList, result: Import, limit: int | None) -> Iterator[list[Death]]:
-    """The deaths to import, in batches; the last batch may be empty."""
+    """Yield the deaths to import in batches; the last batch may be empty."""
     batch: list[Death] = []
     for death in found:
         result.looked_at += 1
@@ -116,5 +115,5 @@ def _batches(found: AmqpDeathList, result: Import, limit: int | None) -> Iterato
 
 
 def _is_full(result: Import, limit: int | None) -> bool:
-    """Whether the limit is reached; dead letters that may or may not have been imported are not counted."""
+    """Whether the limit is reached. A dead letter in doubt does not count."""
     return limit is not None and result.matched - result.left[UNSURE] >= limit

@@ -1,16 +1,13 @@
-"""Live queues: a move to such a queue is refused, because a worker would run the dead letters there.
+"""Refuses a move of dead letters to a live queue, where a worker would run them. Only a redrive may have them run.
 
-A move leaves dead letters dead, and needs only the right to move. In a live queue they would run, which is a redrive.
+A queue for which this app has a dead-letter handler is not live. Any other queue is live if one of these is true:
 
-A dead-letter queue for which this app has a handler is not live: the handler decides about its letters. Any other queue is live if
-one of these is true:
+- the app declares it, so a worker consumes it, now or later;
+- the broker knows of a consumer;
+- it is not a dead-letter queue, and the app sends tasks to it (a route, a task, a policy);
+- it is not a dead-letter queue, it exists, and the broker records which dead-letter queues were used (Redis).
 
-- the app declares it: a worker consumes it, now or when the next worker starts;
-- somebody consumes it, as far as the broker knows;
-- it is not a dead-letter queue, and the app names it elsewhere (a route, a task, a policy);
-- it is not a dead-letter queue, and it exists already, if the broker records which dead-letter queues were used (Redis).
-
-Limits: Redis remembers for thirty days that a worker with redelivery consumed a queue. RabbitMQ knows only present consumers.
+Limits: Redis remembers the consumers with redelivery of the last thirty days. RabbitMQ knows only present consumers.
 """
 
 from __future__ import annotations
@@ -32,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def why_it_runs(transport: Transitions, queue: str) -> str | None:
-    """Why a dead letter in this queue would run; None if it stays dead. Raises what the broker's driver raises."""
+    """Return why a dead letter in this queue would run; None if it stays dead."""
     app, letters = transport.app, needed(broker_of(transport).letters)
     if app is not None and queue in app.amqp.queues:
         why = "is a queue of the app, whose workers run what is in it"
@@ -50,7 +47,7 @@ def why_it_runs(transport: Transitions, queue: str) -> str | None:
 
 
 def require_rest(transport: Transitions, queue: str) -> None:
-    """Raise `InputError` if nothing may be sent to this queue, or if dead letters in it would run."""
+    """Raise `InputError` if no message may be sent to this queue, or if dead letters in it would run."""
     required(transport, queue)
     why = why_it_runs(transport, queue)
     if why is not None:
@@ -62,7 +59,6 @@ def require_rest(transport: Transitions, queue: str) -> None:
 
 
 def _letter_queues(app: Celery | None, used: Mapping[str, str]) -> set[str]:
-    """The dead-letter queues that were used, and those that the policies name for the app's queues."""
     if app is None:
         return set(used)
     policies = app.redelivery.policies
@@ -71,7 +67,7 @@ def _letter_queues(app: Celery | None, used: Mapping[str, str]) -> set[str]:
 
 
 def _is_handled(app: Celery, queue: str) -> bool:
-    """Whether this app has a handler for this queue's letters. Raises `ConfigurationError` if its tasks cannot be imported."""
+    """Whether this app has a dead-letter handler for this queue."""
     try:
         app.loader.import_default_modules()  # a handler may be defined in a module of tasks
     except (Exception, SystemExit) as exc:

@@ -1,7 +1,7 @@
-"""The move: an operator moves dead letters to another dead-letter queue.
+"""Moves dead letters to another dead-letter queue.
 
-It is recorded as `redriven`, which begins the letter's next generation, and at once as `dead_lettered` with reason `operator`. So
-the books know where the letter is, and its history says who moved it there.
+A move is recorded as `redriven`, which begins the letter's next generation, and at once as `dead_lettered` with reason `operator`.
+So the books know where the letter is, and its history says who moved it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, kw_only=True)
 class Move(Walked):
-    """What a move did, or would do; `target` is the other dead-letter queue."""
+    """The result of a move to the dead-letter queue `target`."""
 
     kind: ClassVar[str] = "move"
     went: ClassVar[str] = "had been moved"
@@ -55,10 +55,9 @@ def move(
     context: WalkContext | None = None,
     actor: str | None = None,
 ) -> Move:
-    """Move dead letters to another dead-letter queue, at most `limit`.
+    """Move at most `limit` dead letters to another dead-letter queue.
 
-    Raises `InputError` if nothing may be sent there, or if they would run there (`live_queues`), and `BrokerError` if the broker
-    does not answer.
+    Raises `BrokerError`, and `InputError` if no message may be sent there or workers would run the dead letters (`live_queues`).
     """
     result, now_ms = Move(dead_letter_queue=name, dry_run=dry_run, target=target), transport.now_ms()
     try:
@@ -86,7 +85,7 @@ def move(
 
 
 class _Moved(NamedTuple):
-    """A dead letter to move; `parts` are its bytes before and after, its origin queue, and its two events."""
+    """A dead letter to move. `parts` are its old and new bytes, its origin queue, and its two events."""
 
     letter: Letter
     parts: tuple[bytes, bytes, str, tuple[Event, Event]]
@@ -94,7 +93,7 @@ class _Moved(NamedTuple):
 
 
 def _moved(letter: Letter, homes: Homes, target: str, now_ms: int, actor: str | None) -> _Moved:
-    """The dead letter, prepared for the move. Raises `RedriveError`, whose text is the reason, if it must stay."""
+    """Prepare a dead letter for the move. Raises `RedriveError`, whose text is the reason why the letter must stay."""
     if not letter.is_message or not letter.death:
         msg = "it is not a dead letter of redelivery's: its bytes were never a message, or somebody else put it here"
         raise RedriveError(msg)

@@ -1,7 +1,7 @@
-"""The purge: an operator removes dead letters for good.
+"""Removes dead letters.
 
-If it is asked to, a purge first archives a batch. Then it takes each letter out of the queue and records `purged` with reason
-`operator`, in one script. A crash between the two leaves letters in the archive and in the queue; run again, the purge goes on.
+A purge archives each batch first, if asked. Then one script removes each letter from its queue and records `purged` with reason
+`operator`. After a crash between the two, letters are in the archive and in the queue; the same command continues.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, kw_only=True)
 class Purge(Walked):
-    """What a purge did, or would do: `moved` dead letters are gone; `files` of the archive hold them, if there is one."""
+    """The result of a purge: `moved` dead letters were removed; the `files` of the archive have them, if there is one."""
 
     kind: ClassVar[str] = "purge"
 
@@ -39,7 +39,7 @@ class Purge(Walked):
     files: list[str] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
-        """The values for JSON; `moved` is called `purged` there."""
+        """The values for JSON, with `moved` renamed to `purged`."""
         facts = Walked.to_dict(self)
         return {"purged" if name == "moved" else name: value for name, value in facts.items()}
 
@@ -57,12 +57,11 @@ def purge(
     context: WalkContext | None = None,
     actor: str | None = None,
 ) -> Purge:
-    """Remove dead letters of one queue for good: at most `limit`, archived first if `archive_to` says where.
+    """Remove at most `limit` dead letters of one queue, archived first if `archive_to` is given.
 
-    Raises `BrokerError` if the broker refuses or does not answer, `InputError` if the archive cannot be written.
+    Raises `BrokerError`, and `InputError` if the archive cannot be written.
     """
     result = Purge(dead_letter_queue=name, dry_run=dry_run, archive=None if archive_to is None else scrubbed(archive_to))
-
     context = context or WalkContext()
     store = context.letters or needed(broker_of(transport).letters)
 
@@ -89,5 +88,5 @@ def purge(
 
 
 def purged(letter: Letter, name: str, reason: Reason, actor: str | None = None) -> Event:
-    """The event of a dead letter that is removed for good."""
+    """Return the event of a dead letter that is removed."""
     return letter.event(Outcome.PURGED, letter.queue or name, reason=reason, actor=actor)

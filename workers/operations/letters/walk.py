@@ -1,7 +1,7 @@
-"""The walk through a dead-letter queue: every dead letter that was there when it began, the oldest first, in batches.
+"""Walks through a dead-letter queue: every dead letter that is there at the beginning, the oldest first, in batches.
 
-Letters that die meanwhile are left alone. Each letter is read once, and is moved whole or not at all. An interrupted walk has moved
-some letters and not the others; the same walk, begun again, goes on. With a rate, letters go evenly.
+Letters that die meanwhile are not touched. After an interruption some letters have moved, each completely, and others have not; the
+same walk can be run again for those. With a rate, letters move evenly.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from ...ports import DelayStore, LetterStore, Transitions
     from .filter import Filter
 
-#: Letters that are moved in one round trip.
+#: The maximum number of letters that are moved in one round trip.
 BATCH = 250
-#: With a rate, letters go in batches of this part of a second.
+#: With a rate, each batch has the letters of so many seconds.
 BEAT = 0.1
 
 #: Why a letter stays if the broker cannot route it.
@@ -40,11 +40,11 @@ Job = TypeVar("Job")
 
 @dataclass(slots=True, kw_only=True)
 class Walked:
-    """What a walk did, or (`dry_run`) would do.
+    """The result of a walk, or (`dry_run`) what it would do.
 
-    Of the `total` letters that were there when it began, `looked_at` were read and `matched` chosen. Of the chosen ones, `moved`
-    were moved, `gone` had left the queue meanwhile, and `left` counts those that stay, by reason. `kind`, `things` and `went` are
-    words for the text of an error: "the walk stopped when 5 dead letters had gone".
+    Of the `total` letters at the beginning, `looked_at` were read and `matched` were chosen. Of the chosen ones, `moved` were
+    moved, `gone` had left the queue meanwhile, and the others stay: `left` counts them by reason. `kind`, `things` and `went` are
+    words for an error's text: "the walk stopped when 5 dead letters had gone".
     """
 
     kind: ClassVar[str] = "walk"
@@ -66,7 +66,7 @@ class Walked:
         return {name: dict(value) if isinstance(value, Counter) else value for name, value in facts.items()}
 
     def cut_short(self, exc: BaseException) -> BrokerError:
-        """The error to raise for an error of the broker's: its text also says how far the walk had come."""
+        """Return the error to raise for a broker's error. Its text says how many letters had been moved."""
         of = f" of {self.dead_letter_queue!r}" if self.dead_letter_queue else ""
         so_far = f"the {self.kind}{of} stopped when {self.moved} {self.things} {self.went}"
         return BrokerError(f"{so_far}: {exc}; run the same command again to continue")
@@ -74,14 +74,14 @@ class Walked:
 
 @dataclass(slots=True)
 class Evenly:
-    """Lets `rate` letters go in a second (None: without a limit); `sleep` is called to wait."""
+    """Limits a walk to `rate` letters a second (None: no limit). It calls `sleep` to wait."""
 
     rate: float | None
     sleep: Callable[[float], None]
     _next: float = field(default_factory=time.monotonic)
 
     def wait(self, count: int) -> None:
-        """Wait until so many more letters may go."""
+        """Wait until `count` more letters may be moved."""
         if self.rate is not None:
             self.sleep(max(self._next - time.monotonic(), 0.0))
             self._next = max(self._next, time.monotonic()) + count / self.rate
@@ -89,10 +89,10 @@ class Evenly:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WalkContext:
-    """What an operation asks of a walk. Letters that died after `began_ms` are left alone (None: after the walk's own beginning).
+    """An operation's requirements for a walk.
 
-    `letters` moves the letters and `delayed` cancels messages (None: the broker's own store). `sleep` waits between two batches.
-    `on_chosen` is called with each letter that is chosen.
+    Letters that died after `began_ms` are not touched (None: after the walk's beginning). `letters` moves letters and `delayed`
+    cancels messages (None: the broker's store). `sleep` waits between two batches. `on_chosen` is called for each chosen letter.
     """
 
     began_ms: int | None = None
@@ -106,10 +106,10 @@ class WalkContext:
 class Walk(Generic[Job]):
     """One walk through the queue.
 
-    `prepare` turns a letter into a job, or raises `RedriveError`, whose text is the reason why the letter stays. `carry` carries
-    a batch of jobs out, and returns an answer for each; a dry run does not call it. `count` is called for each letter that went,
-    or in a dry run would go; `told` for each that went. `finish` is called at the end, when the queue is no longer read. `context`
-    is what an operation asks of a walk.
+    - `prepare` turns a letter into a job, or raises `RedriveError`, whose text is the reason why the letter stays.
+    - `carry` carries out a batch of jobs, and returns an answer for each. A dry run does not call it.
+    - `count` is called for each letter that moved, or in a dry run would move; `told` only for each letter that moved.
+    - `finish` is called at the end, when the queue is closed.
     """
 
     letters: LetterStore
@@ -134,21 +134,20 @@ class Walk(Generic[Job]):
         self._evenly = Evenly(self.rate, self.context.sleep)
 
     def run(self) -> None:
-        """Walk. Raises `BrokerError` if the broker refuses or does not answer; its text says how many letters had been moved."""
-        result = self.result
+        """Walk through the queue. Raises `BrokerError`; its text says how many letters had been moved."""
         try:
-            self._walk(result)
+            self._walk()
             self.finish()
         except BROKER_ERRORS as exc:
-            raise result.cut_short(exc) from exc
+            raise self.result.cut_short(exc) from exc
 
-    def _walk(self, result: Walked) -> None:
+    def _walk(self) -> None:
         self._began_ms = self.transport.now_ms() if self.context.began_ms is None else self.context.began_ms
-        with self.letters.open(result.dead_letter_queue) as letters:
-            result.total = letters.total
+        with self.letters.open(self.result.dead_letter_queue) as letters:
+            self.result.total = letters.total
             for page in letters.pages(self._gone):
                 self._take(page)
-                self.on_progress(result)
+                self.on_progress(self.result)
                 if self._is_full():
                     return
 
@@ -157,13 +156,13 @@ class Walk(Generic[Job]):
         return 0 if self.result.dry_run else self.result.moved + self.result.gone
 
     def _is_full(self) -> bool:
-        """Whether the limit is reached; dead letters that may or may not have been moved are not counted."""
+        """Whether the limit is reached. A dead letter in doubt (`UNSURE`) does not count."""
         return self.limit is not None and self.result.matched - self.result.left[UNSURE] >= self.limit
 
     def _take(self, raws: list[bytes]) -> None:
-        """Choose among these letters, and carry out the jobs of those that are chosen."""
+        """Carry out the jobs of the letters that the filter chooses."""
         batch: list[Job] = []
-        most = BATCH if self.rate is None else max(1, min(int(self.rate * BEAT), BATCH))
+        size = BATCH if self.rate is None else max(1, min(int(self.rate * BEAT), BATCH))
         for raw in raws:
             if self._is_full():
                 self._send(batch)
@@ -175,7 +174,7 @@ class Walk(Generic[Job]):
             if job is None:
                 continue
             batch.append(job)
-            if len(batch) >= most:
+            if len(batch) >= size:
                 self._send(batch)
                 self.on_progress(self.result)
                 batch = []
@@ -188,7 +187,7 @@ class Walk(Generic[Job]):
         if not self.chosen.passes(letter):
             return None
         if letter.died_ms is not None and self._began_ms < letter.died_ms <= self.transport.now_ms() + TOLERANCE_MS:
-            return None  # a death that lies further ahead is older: the clock has been set back since
+            return None  # a death that is further ahead is an old one: the clock was set back since
         self.result.matched += 1
         self.context.on_chosen(letter)
         try:
@@ -198,7 +197,7 @@ class Walk(Generic[Job]):
             return None
 
     def _send(self, batch: list[Job]) -> None:
-        """Carry a batch out. Raises the first error of the broker, after all letters that were moved are counted."""
+        """Carry out a batch. First count all answers, then raise the first error among them."""
         if not batch:
             return
         if self.result.dry_run:
@@ -226,7 +225,7 @@ class Walk(Generic[Job]):
 
 
 def letters_of(transport: Transitions, name: str) -> Iterator[Letter]:
-    """The dead letters that are in the queue at the beginning, the oldest first; nothing is changed."""
+    """Yield the dead letters that are in the queue at the beginning, the oldest first. Changes nothing."""
     with needed(broker_of(transport).letters).open(name) as letters:
         for page in letters.pages():
             yield from map(Letter.of, page)

@@ -1,1 +1,1 @@
-"""Metrics of the broker and of a worker, and the server that Prometheus scrapes."""
+"""The metrics of the broker and of a worker, and the server that Prometheus scrapes."""

@@ -1,7 +1,7 @@
-"""Gives the families of samples to Prometheus' client library, which writes the page in the format that a scrape asks for.
+"""Passes the metrics to Prometheus' client library, which writes the page in the format that a scrape requests.
 
-Labels are written with `safe`, because a stranger may have chosen a queue's name. `prometheus_client` is an optional dependency
-(the extra `metrics`); of these modules, only this one and `worker` need it.
+Labels are written with `safe`, because any client may choose a queue's name. Only this module and `worker` need the optional
+dependency `prometheus_client` (the extra `metrics`).
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 
 class Families(Collector):
-    """A collector that calls `look` for each page. `collect` raises what `look` raises."""
+    """A collector that calls `measure` for each page. `collect` raises the errors of `measure`."""
 
-    def __init__(self, look: Callable[[], Iterable[Family]]) -> None:
-        self._look = look
+    def __init__(self, measure: Callable[[], Iterable[Family]]) -> None:
+        self._measure = measure
 
     def collect(self) -> Iterator[Metric]:
         """As `Collector.collect`."""
-        for family in self._look():
+        for family in self._measure():
             metric = Metric(family.name.removesuffix("_total"), family.help, family.kind)
             for sample in family.samples:
                 metric.add_sample(family.name, {name: safe(value) for name, value in sample.labels.items()}, sample.value)
@@ -36,6 +36,6 @@ class Families(Collector):
 
 
 def page_of(collector: Collector, accept: str = "") -> tuple[bytes, str]:
-    """A page in the format that a scrape accepts, and the format's content type; plain text by default."""
+    """Return a page in the format that a scrape accepts (plain text by default), and its content type."""
     encode, content_type = choose_encoder(accept)
     return encode(collector), content_type

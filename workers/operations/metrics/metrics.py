@@ -1,12 +1,8 @@
-"""The metrics of a broker at one moment, for alarms.
+"""The metrics of a broker at one moment, for alarms. `docs/metrics.md` promises their names.
 
-Their names are a promise (`docs/metrics.md`). Nothing is changed. No message is read, except on Redis the oldest letter of each
-dead-letter queue. The numbers of one look are read one after the other. They cost some commands for each queue, in three round
-trips, whatever the queues hold.
-
-A worker renews its lease once a second. Other workers end a dead worker's lease, so if all workers are dead, their leases remain.
-Therefore a lease that was not renewed between two looks, for as long as a lease lasts, counts as a dead worker's. Limits: at the
-first look every lease counts as a living worker's.
+Other workers end a dead worker's lease, so if all workers are dead, their leases remain. Therefore a lease that was not renewed
+between two measurements, for the whole time of a lease, counts as a dead worker's. Limit: the first measurement counts every lease
+as a living worker's.
 """
 
 from __future__ import annotations
@@ -27,9 +23,9 @@ if TYPE_CHECKING:
 
 
 class Living:
-    """Finds out, over several looks and from any thread, which workers live.
+    """Finds out which workers live, by comparing their leases with those of earlier calls. For any thread.
 
-    `lease` is for how long (seconds) the counter of a living worker's lease may stay the same.
+    `lease` (seconds) is how long the counter of a living worker's lease may stay the same.
     """
 
     def __init__(self, lease: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -38,7 +34,7 @@ class Living:
         self._seen: dict[bytes, tuple[bytes, float]] = {}
 
     def still(self, counters: Mapping[bytes, bytes]) -> dict[bytes, float]:
-        """For how long (seconds) each of these counters has not changed, as far as the looks so far show."""
+        """For how many seconds each of these counters was seen unchanged."""
         with self._lock:
             now = self._clock()
             before, self._seen = self._seen, {}
@@ -54,7 +50,7 @@ class Living:
 
 Kind = Literal["gauge", "counter", "histogram"]
 
-#: Every metric: its kind, and what it says.
+#: Every metric of the broker: its kind, and its help text.
 METRICS: Mapping[str, tuple[Kind, str]] = {
     "redelivery_queue_messages": ("gauge", "Messages that wait in a queue, all priorities together."),
     "redelivery_queue_consumers": ("gauge", "Consumers of a queue (only on RabbitMQ)."),
@@ -84,7 +80,7 @@ METRICS: Mapping[str, tuple[Kind, str]] = {
 }
 
 
-#: What each worker counts itself (`metrics_listen`).
+#: The metrics that each worker measures itself (`metrics_listen`).
 WORKER_METRICS: Mapping[str, tuple[Kind, str]] = {
     "redelivery_worker_outcomes_total": ("counter", "Events that this worker has recorded: how deliveries ended, and why."),
     "redelivery_worker_run_seconds": ("histogram", "For how long the attempts ran that this worker has recorded the end of."),
@@ -93,7 +89,7 @@ WORKER_METRICS: Mapping[str, tuple[Kind, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One metric, and its samples."""
+    """One metric with its samples."""
 
     name: str
     kind: Kind
@@ -107,19 +103,19 @@ class Family:
 
 
 def measured(runtime: Runtime, living: Living | None = None) -> list[Family]:
-    """Look once. Raises what the broker's driver raises.
+    """Measure once. Raises the errors of the broker's driver.
 
-    `living` remembers the leases of earlier looks; without it every worker with a lease counts as living.
+    `living` has the leases of earlier calls; without it every worker with a lease counts as living.
     """
     letter_queues = dead_letters.known(runtime)
     queues = sorted(set(runtime.app.amqp.queues) - letter_queues.keys())
     living = Living(runtime.settings.lease) if living is None else living
-    looked = needed(broker_of(runtime.transport).gauges).sample(queues, letter_queues, living.count)
-    return families([Gauge.of("outcome_log_max_bytes", runtime.settings.outcome_log_max_bytes), *looked])
+    gauges = needed(broker_of(runtime.transport).gauges).sample(queues, letter_queues, living.count)
+    return families([Gauge.of("outcome_log_max_bytes", runtime.settings.outcome_log_max_bytes), *gauges])
 
 
 def families(gauges: Iterable[Gauge]) -> list[Family]:
-    """The gauges, grouped by metric, in the order of `METRICS`; a metric without a sample is left out."""
+    """Group the gauges by metric, in the order of `METRICS`, without metrics that have no sample."""
     found: dict[str, list[Gauge]] = {}
     for each in gauges:
         found.setdefault(f"redelivery_{each.name}", []).append(each)

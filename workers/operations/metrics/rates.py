@@ -1,7 +1,7 @@
 """The rates of the last hour, from the outcome log: how many lives succeeded, were retried and died in each minute.
 
-The first look begins an hour back. Each look reads a bounded number of events, from where the last one ended. Events that were
-exported before they were read are not counted. On Redis only: RabbitMQ's log is a queue, and reading takes its messages.
+The first call begins an hour back. Each call reads a bounded number of events, and continues where the last one ended. Events that
+were exported before they were read are not counted. Only on Redis: RabbitMQ's log is a queue, and reading it takes its messages.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 #: Minutes that are kept.
 KEPT = 60
-#: Entries of one round trip, and round trips of one look.
+#: Entries of one round trip, and the maximum of round trips in one call.
 PAGE, PAGES = 1000, 5
 #: What is counted, and from which outcomes.
 KINDS = {
@@ -35,7 +35,7 @@ _KIND = {str(outcome).encode(): kind for kind, outcomes in KINDS.items() for out
 
 
 class Rates:
-    """Counts by minute; for one thread at a time. The events from `since_ms` to `until_ms` were read."""
+    """Counts by minute. For one thread at a time. The events from `since_ms` to `until_ms` were read."""
 
     @staticmethod
     def can_read(runtime: Runtime) -> bool:
@@ -51,7 +51,7 @@ class Rates:
         self.is_behind = True
 
     def read_on(self) -> None:
-        """Read the events since the last call. Raises what the broker's driver raises."""
+        """Read the events since the last call. Raises the errors of the broker's driver."""
         for _ in range(PAGES):
             entries: Any = self._client.xrange(self._stream, f"({self._last}", "+", count=PAGE)
             for entry_id, values in entries:
@@ -71,10 +71,10 @@ class Rates:
                 del counts[minute]
 
     def copied(self) -> Rates:
-        """A copy of the counts that does not change, for other threads."""
-        made = copy.copy(self)
-        made._minutes = {kind: Counter(counts) for kind, counts in self._minutes.items()}  # noqa: SLF001 - of this class
-        return made
+        """Return a copy of the counts for other threads."""
+        copied = copy.copy(self)
+        copied._minutes = {kind: Counter(counts) for kind, counts in self._minutes.items()}  # noqa: SLF001 - of this class
+        return copied
 
     def total(self, kind: str) -> int:
         """How many in the last hour."""

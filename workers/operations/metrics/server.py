@@ -1,10 +1,9 @@
-"""The metrics' server: `/metrics` over plain HTTP, for a Prometheus that scrapes it.
+"""The server of the metrics: `/metrics` over plain HTTP, which Prometheus scrapes.
 
-The page is made for each request, one at a time. If the broker does not answer, the server answers 503 and why, so that the scrape
-fails and the alarm `up == 0` fires. It goes on, and asks the broker again at the next request. The number of connections, each
-with a thread, is bounded, and so is the time of each. If all are taken, the server closes the one that has waited longest without
-sending a request. Limits: there is no password and no TLS. Everybody who reaches the address may read the page, so by default it
-is an address of the loopback interface.
+Each request measures the broker, one request at a time. If the broker does not answer, the server answers 503, so that the scrape
+fails and the alarm `up == 0` fires. The number of connections, each with a thread, is bounded, and so is the time of each. If all
+are in use, the server closes the oldest one that has sent no request. Limits: there is no password and no TLS. Every client that
+reaches the address can read the page, so the default address is on the loopback interface.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 PATH = "/metrics"
-#: Seconds that a client may take to send its request, and that a connection may last in all.
+#: The maximum seconds until a client has sent its request, and of a connection.
 TIMEOUT, MAX_SECONDS = 10.0, 60.0
-#: Connections at once, each with a thread.
+#: The maximum number of connections, each with a thread.
 LIMIT = 16
-#: Seconds between two looks for connections whose time is over.
-LOOK = 0.5
+#: Seconds between two checks for connections whose time is over.
+CHECK_EVERY = 0.5
 PLAIN = "text/plain; charset=utf-8"
 
 
@@ -43,7 +42,7 @@ class _Handler(BaseHTTPRequestHandler):
     server_version, sys_version = "redelivery", ""
 
     def do_GET(self) -> None:
-        """Answer with the page; for another path, with 404 and the page's path."""
+        """Answer with the page; for another path with 404."""
         self.server.heard(self.connection)
         if self.path.partition("?")[0] != PATH:
             self._answer(HTTPStatus.NOT_FOUND, f"The metrics are at {PATH}.\n", PLAIN)
@@ -59,7 +58,7 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._send(HTTPStatus.OK, page, content_type)
 
-    do_HEAD = do_GET  # noqa: N815 - as above
+    do_HEAD = do_GET  # noqa: N815 - the name of the base class
 
     def _answer(self, status: HTTPStatus, text: str, content_type: str) -> None:
         self._send(status, text.encode("utf-8", "replace"), content_type)
@@ -73,29 +72,26 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, *_: Any) -> None:
-        """A scrape every few seconds is not logged."""
+        """Log nothing: there is a scrape every few seconds."""
 
 
 @dataclass(slots=True)
 class _Open:
-    """A connection: when it began, whether its request has come (`is_heard`), and whether it was cut off."""
+    """A connection: when it began, whether it has sent its request (`is_heard`), and whether it was cut off."""
 
     since: float
     is_heard: bool = False
     is_cut_off: bool = False
 
     def cut_off(self, request: Any) -> None:
-        """Shut the connection down, so that the thread that reads or writes it returns at once."""
+        """Shut the connection down, so that its thread returns at once."""
         self.is_cut_off = True
         with contextlib.suppress(OSError):
             request.shutdown(socket.SHUT_RDWR)
 
 
 class MetricsServer(ThreadingHTTPServer):
-    """Serves the page that `make` makes for an Accept header, in threads, from `begin` to `end`.
-
-    Raises `OSError` if it cannot listen.
-    """
+    """Serves the page that `make` returns for an Accept header, from `begin` to `end`. Raises `OSError` if it cannot listen."""
 
     daemon_threads = True
 
@@ -115,34 +111,34 @@ class MetricsServer(ThreadingHTTPServer):
         return f"http://{named}:{port}{PATH}"
 
     def page(self, accept: str) -> tuple[bytes, str]:
-        """The present page, in a format that the client accepts, and its content type. Raises what the broker's driver raises."""
+        """Return the page in a format that the client accepts, and its content type. Raises the errors of the broker's driver."""
         with self._one_at_a_time:
             return self._make(accept)
 
-    # the life of a connection; the server's own thread calls the first three methods
+    # The server's own thread calls the next three methods.
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Begin to serve a connection, if there is room for one more."""
+        """Begin to serve a connection, or close it if there are too many."""
         with self._lock:
             if len(self._open) >= LIMIT:
-                self._make_room()
-            is_room = len(self._open) < 2 * LIMIT  # connections that were cut off end in a moment
-            if is_room:
+                self._cut_off_oldest()
+            is_served = len(self._open) < 2 * LIMIT  # connections that were cut off end in a moment
+            if is_served:
                 self._open[request] = _Open(time.monotonic())
-        if is_room:
+        if is_served:
             super().process_request(request, client_address)
         else:
             super().shutdown_request(request)
 
     def service_actions(self) -> None:
-        """Cut off the connections that are open for too long."""
+        """Cut off the connections that have been open for too long."""
         now = time.monotonic()
         with self._lock:
             for request, state in self._open.items():
                 if now - state.since > (MAX_SECONDS if state.is_heard else TIMEOUT):
                     state.cut_off(request)
 
-    def _make_room(self) -> None:
+    def _cut_off_oldest(self) -> None:
         """Cut off the oldest connection that has not sent its request."""
         for request, state in self._open.items():
             if not (state.is_heard or state.is_cut_off):
@@ -155,14 +151,14 @@ class MetricsServer(ThreadingHTTPServer):
             self._open[request].is_heard = True
 
     def shutdown_request(self, request: Any) -> None:
-        """Close a connection, and forget it."""
+        """Close a connection."""
         with self._lock:
             self._open.pop(request, None)
         super().shutdown_request(request)
 
     def begin(self) -> None:
         """Begin to answer, in a thread."""
-        threading.Thread(target=self.serve_forever, args=(LOOK,), name="redelivery-metrics", daemon=True).start()
+        threading.Thread(target=self.serve_forever, args=(CHECK_EVERY,), name="redelivery-metrics", daemon=True).start()
 
     def end(self) -> None:
         """Stop answering."""
@@ -170,4 +166,4 @@ class MetricsServer(ThreadingHTTPServer):
         self.server_close()
 
     def handle_error(self, *_: Any) -> None:
-        """A client that went away in the middle is not logged."""
+        """Log nothing: the client has closed the connection."""

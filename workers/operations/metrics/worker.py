@@ -1,13 +1,12 @@
-"""A worker's own metrics: the outcomes of the messages that it held, and for how long its tasks ran, served for Prometheus.
+"""A worker's own metrics: the outcomes of its messages, and the run times of its tasks.
 
-Each event that the worker has recorded is counted, by queue, task, outcome and reason. The run time that an event reports is
-measured, by queue and task. Prometheus keeps a series for ever, so the number of series is bounded (`Series`): a task that the app
-does not know is `(unknown)`, and beyond `MAX_SERIES` a new queue or task is `(other)`. The histogram has the lower bound
-`MAX_TIMED`, because each of its label sets has a series for each bucket. The counters begin at 0 with the worker, as Prometheus
-expects. Without the setting `metrics_listen` nothing is counted.
+Each event that the worker records is counted by queue, task, outcome and reason; its run time is measured by queue and task.
+Prometheus keeps a series for ever, so the number of series is bounded (`Series`): a task that the app does not know is `(unknown)`,
+and beyond `MAX_SERIES` a new queue or task is `(other)`. The histogram has the lower bound `MAX_TIMED`, because it has a series for
+each bucket.
 
-Limits: events that other processes record are not counted: publications of the pool's children, and what operators do. An attempt
-that was killed has no run time.
+Limits: events that other processes record are not counted: publications of the pool's children, and actions of operators. An
+attempt that was killed has no run time.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ if TYPE_CHECKING:
     from redelivery.middleware.messages.events import Event
 
 OUTCOMES, RUN_TIMES = "redelivery_worker_outcomes_total", "redelivery_worker_run_seconds"
-#: Label sets of the histogram; each is a series for each bucket.
+#: The maximum number of label sets of the histogram.
 MAX_TIMED = 200
-#: The buckets, in seconds: from a cache's answer to an hour's report.
+#: The buckets, in seconds.
 BUCKETS = (0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300, 900, 3600)
 
 
 class WorkerMetrics:
-    """The counters of one worker; `tasks` are those of its app."""
+    """The counters of one worker. `tasks` are the tasks of its app."""
 
     def __init__(self, tasks: Collection[str], most: int = MAX_SERIES) -> None:
         self.registry = CollectorRegistry()

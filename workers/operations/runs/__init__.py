@@ -1,1 +1,1 @@
-"""Operations that the broker keeps: how they are begun, previewed and carried out; and the audit of what operators did."""
+"""Operations that the broker keeps: begins, previews and carries them out; the audit of what operators did."""

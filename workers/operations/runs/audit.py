@@ -1,11 +1,11 @@
-"""The audit: what operators did: who, when, why, on what, and with what result.
+"""The audit: who did what, when, why, and with what result.
 
-The event of each letter in the outcome log has an `actor`. Beside that, each act has records in a separate list (the stream
-`redelivery:audit` on Redis, `redelivery.audit` on RabbitMQ, about the newest 10,000): an operation was begun, paused, resumed or
-aborted, and how it ended; a command changed letters or messages, and with what result. The script that changes an operation's state
-also writes its record. The export of the events copies the records (`audit_export`); `audit_history` reads them.
+The event of each letter in the outcome log has an `actor`. In addition, each act has records in a stream (`redelivery:audit` on
+Redis, `redelivery.audit` on RabbitMQ, about the newest 10,000): an operation was begun, paused, resumed or aborted, and how it
+ended; a command changed letters or messages, and with what result. `audit_export` copies the records, and `audit_history` reads
+them.
 
-Limits: anybody who can write to the broker may have written a record. A record that cannot be read is left out.
+Limits: any client that can write to the broker may have written a record. A record that cannot be read is left out.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     from ..letters.filter import Filter
     from ..letters.walk import Walked
 
-#: Tasks that one record names, and characters of its message.
+#: The maximum number of tasks in one record, and of characters of its message.
 MAX_NAMED, MAX_SAID = 20, 500
-#: Records that are searched for those of one actor or operation: more than the broker keeps.
+#: The maximum number of records that are searched: more than the broker keeps.
 MAX_READ = 20_000
 
 
 class Act(StrEnum):
-    """What an operator did, or began to do."""
+    """The kind of an act."""
 
     REDRIVE = "redrive"
     MOVE = "move"
@@ -51,7 +51,7 @@ class Act(StrEnum):
 
     @classmethod
     def of(cls, kind: StrEnum) -> Self:
-        """The act of an operation's kind."""
+        """The act for an operation's kind."""
         return cls(kind.value)
 
 
@@ -69,10 +69,12 @@ class Acted(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One record. `operation` is the id of the operation, empty if a command or the page did the act itself.
+    """One record of the audit.
 
-    `queue` is the dead-letter queue, or the queue that messages wait for. `filter` and `options` say what was asked for; the option
-    `edited` has the fields that were changed. `tasks` are the first ids of the tasks that were named; `result` has the counts.
+    - `operation`: the id of the operation; empty if a command or the page did the act itself.
+    - `queue`: the dead-letter queue, or the queue of delayed messages.
+    - `filter`, `options`: the request; the option `edited` names the changed fields.
+    - `tasks`: the first ids of the named tasks; `result`: the counts.
     """
 
     record_id: str
@@ -95,22 +97,22 @@ class Entry:
 
     @property
     def chosen(self) -> str:
-        """The filter in words; empty if the record has none, `all` if an act was begun without a filter, and so for all letters."""
+        """The filter in words; empty if the record has none; `all` if an act was begun without a filter."""
         return in_words(self.filter) or ("all" if self.acted == Acted.BEGUN and not self.tasks else "")
 
     @property
     def edited(self) -> list[str]:
-        """The fields of a dead letter that were changed before it went back."""
+        """The fields of a dead letter that were changed before its redrive."""
         given = self.options.get("edited")
         return [str(each) for each in given] if isinstance(given, list) else []
 
     def is_of(self, actor: str, operation: str) -> bool:
-        """Whether this actor did it, for the operation whose id begins so; an empty text stands for any."""
+        """Whether the record has this actor, and an operation whose id begins with `operation`. An empty text matches all."""
         return (not actor or self.actor == actor) and self.operation.startswith(operation)
 
     @classmethod
     def of(cls, record: Record) -> Self | None:
-        """The entry in a record of the broker; None if redelivery has not written it."""
+        """Parse a record of the broker; None if redelivery did not write it."""
         try:
             read: Any = json.loads(record.said)
         except (ValueError, RecursionError):
@@ -119,7 +121,7 @@ class Entry:
 
     @classmethod
     def from_values(cls, read: Any, record_id: str, at_ms: int, moved: int | None = None) -> Self | None:
-        """The entry with these values; None if they are not those of an entry. `moved` is as for `Record`."""
+        """Return the entry with these values; None if they are not an entry. `moved` is as in `Record`."""
         if not isinstance(read, dict) or any(not isinstance(read.get(name), str) for name in ("actor", "act", "acted", "queue")):
             return None
         texts = {name: str(read.get(name) or "") for name in ("actor", "act", "acted", "queue", "operation", "why", "message")}
@@ -131,7 +133,7 @@ class Entry:
 
 
 def in_words(values: Mapping[str, Any]) -> str:
-    """The names, each with its value."""
+    """Return the names with their values as text."""
     return "; ".join(f"{name} {', '.join(map(str, value)) if isinstance(value, list) else value}" for name, value in values.items())
 
 
@@ -149,7 +151,7 @@ def acted(
     result: Mapping[str, Any] | None = None,
     message: str = "",
 ) -> str:
-    """A record as JSON text, for the broker; empty values are left out."""
+    """Return a record as JSON for the broker, without empty values."""
     words = {} if chosen is None else chosen.to_dict()
     if len(words.get("task_ids", ())) > MAX_NAMED:
         words = {**words, "task_ids": words["task_ids"][:MAX_NAMED], "task_ids_more": len(words["task_ids"]) - MAX_NAMED}
@@ -171,20 +173,14 @@ def acted(
 
 
 def record(transport: Transitions, said: str) -> None:
-    """Store a record (`acted`) of an act without an operation. Does nothing if the broker keeps no audit.
-
-    Raises what the broker's driver raises.
-    """
+    """Store a record (see `acted`) of an act without an operation. Does nothing if the broker keeps no audit."""
     store = broker_of(transport).audit
     if store is not None:
         store.record(said)
 
 
 def entries(transport: Transitions, limit: int, *, actor: str = "", operation: str = "") -> list[Entry]:
-    """The newest records, the newest first; if an actor or an operation is named, only its records.
-
-    Empty if the broker keeps no audit. Raises what the broker's driver raises.
-    """
+    """Return the newest records, the newest first, of this actor and operation if given. Empty if the broker keeps no audit."""
     store = broker_of(transport).audit
     if store is None:
         return []
@@ -199,7 +195,7 @@ def os_user() -> str:
     """The operating system's name for the user of this process."""
     try:
         return getpass.getuser()
-    except (KeyError, OSError):  # the user's number has no name, in a container say
+    except (KeyError, OSError):  # the user id has no name, for example in a container
         return f"uid {os.getuid()}"
 
 
@@ -216,11 +212,11 @@ def recording(
     dry_run: bool = False,
     only_changes: bool = False,
 ) -> Iterator[dict[str, Any]]:
-    """Record that an act is begun, and after the block how it ended. The block puts the result into the dictionary.
+    """Record that an act was begun, and after the block how it ended. The block puts the result into the dictionary.
 
     `stopped` in the dictionary says why the act was stopped. A dry run leaves no record. With `only_changes`, for commands that run
-    every minute, there is only the record of the end, and none if nothing was moved. Raises what the broker's driver raises: an
-    act that cannot be recorded is not begun.
+    every minute, there is only a record of the end, and none if nothing was moved. Raises the errors of the broker's driver: an act
+    that cannot be recorded is not begun.
     """
     if dry_run:
         yield {}
@@ -244,7 +240,7 @@ def recording(
 
 
 def result_of(walked: Walked) -> dict[str, Any]:
-    """The result of a walk, for the record of its end."""
+    """Return the result of a walk for the record of its end."""
     left = dict(walked.left.most_common(MAX_NAMED))
     facts = {"matched": walked.matched, "moved": walked.moved, "gone": walked.gone, "left": left}
     return {**{name: value for name, value in facts.items() if value}, "stopped": getattr(walked, "stopped", "")}

@@ -1,7 +1,7 @@
-"""The export of the audit: the records since the last export are copied to the events' destination.
+"""Exports the audit: copies the records since the last export to the events' destination.
 
-Nothing is removed from the broker and nothing is written to it, so a full broker does not prevent an export. The broker keeps its
-newest records, and the destination stores how far they were exported. Records that left the broker before that are noted as a gap.
+The broker is only read, so a full broker does not prevent an export. The destination stores the last exported record. Records that
+left the broker before an export are noted as a gap.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class ExportedAudit:
-    """What one export did. `files` are relative to the destination; `gaps` are records that left the broker before any export."""
+    """The result of one export. `files` are relative to the destination; `gaps` are records that left the broker before it."""
 
     records: int = 0
     files: list[str] = field(default_factory=list)
@@ -30,8 +30,8 @@ class ExportedAudit:
 def export_audit(store: AuditStore | None, destination: str) -> ExportedAudit:
     """Copy the records since the last export to this destination. Does nothing if the broker keeps no audit.
 
-    Raises `InputError` if the destination cannot be read or written, `ImportError` without pyarrow, and what the broker's driver
-    raises. The next export writes the records that this one did not write.
+    Raises `InputError` if the destination cannot be read or written, `ImportError` without pyarrow, and the errors of the broker's
+    driver. The next export writes the missing records.
     """
     from ...export.gaps import note  # noqa: PLC0415 - pyarrow is an optional dependency
     from ...export.records import AUDIT, Cursor, advance, cursor_of, write_records  # noqa: PLC0415 - as above
@@ -55,12 +55,12 @@ def export_audit(store: AuditStore | None, destination: str) -> ExportedAudit:
 
 
 def _row(name: str, record: Record) -> dict[str, Any]:
-    """A record as a row: the fields that `redelivery audit --json` prints, and further fields that a later version has recorded."""
+    """Return a record as a row: the fields that `redelivery audit --json` prints, and fields that a later version has recorded."""
     about = {"log": name, "record_id": record.record_id, "at_ms": record.at_ms}
     try:
         entry = Entry.of(record)
         row = {**about, "unreadable": record.said} if entry is None else {**json.loads(record.said), **entry.to_dict(), **about}
         json.dumps(row)
-    except (ValueError, RecursionError):  # anybody may have written it, and it must not prevent the export of the others
+    except (ValueError, RecursionError):  # any client may have written it; it must not prevent the export of other records
         return {**about, "unreadable": record.said}
     return row

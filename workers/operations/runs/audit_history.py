@@ -1,6 +1,6 @@
-"""The history of the audit: the records on the broker, and older ones from their export.
+"""The history of the audit: the records on the broker, and older ones from exports.
 
-The broker is read first: meanwhile an export may take events from it, or new records may push the oldest out. A record that is in
+The broker is read first: meanwhile an export may take events from it, or new records may replace the oldest. A record that is in
 both places is listed once.
 """
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from redelivery.middleware.messages.events import Event
     from redelivery.middleware.runtime import Runtime
 
-#: Events of the outcome log that are searched for those with an actor.
+#: The maximum number of events of the outcome log that are searched for an actor.
 LIMIT = 10_000
 
 
 @dataclass(slots=True)
 class Told:
-    """The records or the events that were found, the newest first. `notes` say what was not read, and which records are lost."""
+    """The found records or events, the newest first. `notes` say what was not read, and which records are lost."""
 
     entries: list[Entry] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
@@ -43,11 +43,10 @@ def told(
     outcomes: str | None = None,
     most: int = MAX_READ,
 ) -> Told:
-    """The newest records, as `entries` returns them, and after them those that are only in an export.
+    """Return the newest records, as `entries`, and then those that are only in an export.
 
-    `outcomes` is where exported events are (a path or a URI); about `most` of the records there are looked at. By default it is the
-    place that the settings name, if it can be read. Raises `InputError` if the place in `outcomes` cannot be read, and what the
-    broker's driver raises.
+    `outcomes` is the place of exported events (a path or a URI), where about `most` records are read. The default is the place in
+    the settings, if it can be read. Raises `InputError` if `outcomes` cannot be read, and the errors of the broker's driver.
     """
     found = Told(entries(runtime.transport, limit, actor=actor, operation=operation))
     if len(found.entries) < limit:
@@ -58,7 +57,7 @@ def told(
 
 
 def acts(runtime: Runtime, limit: int, *, actor: str = "", outcomes: str | None = None, most: int = MAX_READ) -> Told:
-    """The newest events of the acts of this actor (empty: of any); the other parameters are as in `told`."""
+    """Return the newest events of the acts of this actor (empty: of any). The other parameters are as in `told`."""
     with needed(broker_of(runtime.transport).outcomes).tail(LIMIT, is_followed=False) as tail:
         events = [each for each in tail.events if each.actor and (not actor or each.actor == actor)]
     found = Told(events=events[::-1][:limit])
@@ -68,7 +67,7 @@ def acts(runtime: Runtime, limit: int, *, actor: str = "", outcomes: str | None 
 
 
 def _beyond(runtime: Runtime, found: Told, outcomes: str | None, what: str, read: Callable[[str], None]) -> None:
-    """Read the export. If its place is that of the settings and cannot be read, this is only noted."""
+    """Read the export. If the place in the settings cannot be read, this is only noted."""
     place = runtime.settings.exported_outcomes if outcomes is None else outcomes
     if place is None:
         return

@@ -1,15 +1,15 @@
-"""The execution of an operation: one process carries it out, with the functions of the commands, and reports its progress.
+"""Carries out an operation with the functions of the commands, and reports its progress.
 
-1. The process claims the operation under a new token. From then on the broker refuses what a former process still sends for it.
+1. The process claims the operation under a new token. From then on the broker refuses the scripts of an earlier process.
 2. It walks through the dead-letter queue (or the delay store). One script moves each message, checks that the operation still runs
    under this token, and counts the message: the counts are exact, even if a process dies.
-3. Letters that died after the operation was begun are left alone, so that a letter that died again is not moved twice.
-4. Twice a second it reports its progress. If the operation was paused or aborted, the next script or report says so.
-5. Other commands change the places of letters, and some may be skipped. So it walks again, until one walk finds nothing to move.
+3. Letters that died after the operation was begun are not touched, so a letter that died again is not moved twice.
+4. It reports its progress twice a second. The next script or report says if the operation was paused or aborted.
+5. Other commands change the places of letters, so some may be skipped. The process walks again until nothing is left to move.
 
-A guard's state outlives the process: the broker keeps the lives that were opened and have not ended, and the counts of letters that
-died again. Limits: if a life ended while no process read the events, and that event was exported meanwhile, a canary letter counts
-as not ended, and the operation stops. A new process begins the wait for a canary again.
+The broker keeps the state of a guard: the lives that were opened and have not ended, and the number of letters that died again.
+Limits: if a canary letter ended while no process read the events, and its event was exported meanwhile, the letter counts as not
+ended, and the operation stops. A new process begins the wait for a canary again.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ if TYPE_CHECKING:
 
 #: Seconds between two reports, and the longest sleep at once.
 BEAT = 0.5
-#: Events are read again from so long before the last report (milliseconds): some may have been recorded then, and not yet read.
+#: A new process reads events from so long before the last report on: some may have been recorded then, and not yet read.
 MARGIN_MS = 2_000
-#: Deaths that are kept as examples, reasons why letters stay, and characters of one.
+#: The maximum number of deaths as examples, of reasons why letters stay, and of characters of a reason.
 MAX_DEATHS, MAX_REASONS, MAX_SAID = 20, 20, 500
 
 
 class Stopping(Exception):
-    """The process ends; another one must go on."""
+    """This process is ending; another one continues the operation."""
 
 
 class Execution:
-    """Carries one operation out, in the thread that calls `run`. `is_stopping` returns whether this process is ending."""
+    """Carries out one operation, in the thread that calls `run`. `is_stopping` returns whether this process is ending."""
 
     def __init__(self, runtime: Runtime, store: RedisOperationStore, operation_id: str, is_stopping: Callable[[], bool]) -> None:
         self._runtime, self._store, self._id, self._is_stopping = runtime, store, operation_id, is_stopping
@@ -74,10 +74,10 @@ class Execution:
         self._next = 0.0
 
     def run(self) -> State | None:
-        """Carry the operation out until it ends, and return the state in which it ended.
+        """Carry out the operation, and return the state in which it ended.
 
         None if it has not ended, or if another process carries it out now. Raises the broker's transient errors: another call
-        continues from here.
+        continues the operation.
         """
         if not self._take():
             return None
@@ -98,21 +98,19 @@ class Execution:
             state, message = State.FAILED, readable(cause)
         except RedeliveryError as exc:
             state, message = State.FAILED, str(exc)
-        except Exception as exc:  # noqa: BLE001 - the operation must report any error, and not be tried for ever
+        except Exception as exc:  # noqa: BLE001 - report any error, and do not retry for ever
             log.exception("operation.failed", operation=self._id)
             state, message = State.FAILED, readable(exc)
         return self._end(state, message)
 
     def _wait_for_broker(self, exc: BaseException) -> None:
-        """Report what the operation waits for, if the broker takes the report."""
+        """Report why the operation waits, if the broker accepts the report."""
         self._said = f"waits, and goes on by itself: {readable(exc)}"
         with suppress(*BROKER_ERRORS):
             self._report()
 
-    # taking the operation
-
     def _take(self) -> bool:
-        """Claim the operation, and read its progress; False if it cannot be claimed, or cannot be carried out."""
+        """Claim the operation, and read its progress. Returns False if it cannot be claimed or carried out."""
         states = {State.WAITING, State.RUNNING}
         if self._store.turn(self._id, State.RUNNING, states=states, token=self._claim.token) is not Answer.DONE:
             return False
@@ -133,14 +131,12 @@ class Execution:
 
     @property
     def _it(self) -> Operation:
-        assert self._operation is not None  # noqa: S101 - it has been taken
+        assert self._operation is not None  # noqa: S101 - set by `_take`
         return self._operation
-
-    # carrying it out
 
     def _walk(self) -> tuple[State, str]:
         options, operation = self._it.options, self._it
-        go = walk_of(self._runtime, operation.kind, operation.queue, operation.filter, options, actor=operation.actor)
+        walk = walk_of(self._runtime, operation.kind, operation.queue, operation.filter, options, actor=operation.actor)
         context = WalkContext(
             began_ms=operation.created_ms,
             letters=self._store.letters(self._claim),
@@ -152,7 +148,7 @@ class Execution:
             limit = None if options.limit is None else options.limit - self._base - self._gone
             if limit is not None and limit <= 0:
                 return State.DONE, ""
-            done = go(limit=limit, rate=options.rate, context=context, on_progress=self._progressed, **more)
+            done = walk(limit=limit, rate=options.rate, context=context, on_progress=self._progressed, **more)
             if isinstance(done, Redrive) and done.stopped:
                 return State.STOPPED, done.stopped
             is_full = limit is not None and done.matched >= limit
@@ -167,19 +163,19 @@ class Execution:
         self._beat()
 
     def _sleep(self, seconds: float) -> None:
-        """Wait, and report meanwhile."""
+        """Wait in short steps, report meanwhile, and notice a stop."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
             self._beat()
-            time.sleep(min(left, BEAT))  # the wait of a rate, in the operation's own thread; short, so that a stop is noticed
+            time.sleep(min(left, BEAT))
 
-    def _waits(self, said: str) -> None:
+    def _report_canary(self, said: str) -> None:
         """Report the text of the guard, which waits for its canary."""
         self._said = said
         self._beat()
 
     def _beat(self) -> None:
-        """Report, if it is time. Raises `Halted` if the operation may not go on, `Stopping` if this process is ending."""
+        """Report if it is time. Raises `Halted` if the operation may not continue, `Stopping` if this process is ending."""
         if self._is_over:
             return
         if self._is_stopping():
@@ -220,10 +216,8 @@ class Execution:
             facts["canary_passed"] = self._guard.may_follow
         return facts
 
-    # its guard
-
     def _follows(self) -> bool:
-        """Whether the broker must keep the lives that this redrive opens, for its guard."""
+        """Whether the broker must keep the lives that this redrive opens, for the guard."""
         guard = self._guard
         return guard is not None and (guard.watches or not guard.may_follow)
 
@@ -233,19 +227,17 @@ class Execution:
         if operation.kind is not Kind.REDRIVE or not options.is_guarded:
             yield
             return
-        # A canary letter may have ended while no process read the events: they are read from the last report on.
+        # Read the events since the last report: a canary letter may have ended while no process read them.
         heard_ms = max(operation.created_ms, self._reported_ms - MARGIN_MS) if operation.moved else None
         with watched(self._runtime.transport, operation.queue, since_ms=heard_ms) as fates:
             fates.died_before = self._died_before
             for life in self._store.followed(self._id):
                 fates.sent(Event(task_id=life.task_id, generation=life.generation, queue=life.queue, outcome=Outcome.REDRIVEN))
-            self._guard = guard_of(options, fates, self._waits, sent=operation.moved, may_follow=self._has_canary_passed)
+            self._guard = guard_of(options, fates, self._report_canary, sent=operation.moved, may_follow=self._has_canary_passed)
             yield
 
-    # its end
-
     def _end(self, state: State, message: str) -> State | None:
-        """Record how the operation ended. None if another process has taken it over."""
+        """Record how the operation ended. Returns None if another process has taken over."""
         self._is_over = True
         operation, progress = self._it, self._progress()
         self._report()

@@ -1,16 +1,15 @@
 """An operation: a redrive, a move, a purge or a bulk cancel that the broker keeps, and that a process of the fleet carries out.
 
-One of all workers, dispatchers and pages has the lead, and carries it out. If that process dies, another one continues
-(`execution`). Anybody may pause, resume and abort it, before it begins and while it is carried out.
+One of all workers, dispatchers and pages leads and carries out the operations (`execution`). If it dies, another process continues.
+An operator may pause, resume and abort an operation.
 
-    waiting -> running -> done                   all letters that were chosen have been looked at
-       ^          |-----> stopped                its own guard stopped it: its letters died again
+    waiting -> running -> done                   all chosen letters were read
+       ^          |-----> stopped                its guard stopped it: its letters died again
        |          |-----> failed                 it cannot be carried out; the message says why
        |          v
        '------ paused                            and from waiting, running and paused: aborted
 
-Refuses, with `InputError`: an operation that cannot be carried out, an id that names no operation or several, and a change that the
-state forbids. Anybody who can write to the broker may have stored an operation. One that cannot be read is shown as failed.
+Any client that can write to the broker may have stored an operation. One that cannot be read is shown as failed.
 """
 
 from __future__ import annotations
@@ -49,15 +48,15 @@ if TYPE_CHECKING:
 
 #: The error text for a broker that keeps no operations.
 NOT_HERE = (
-    "operations are kept on Redis and Valkey alone: on this broker a command does the work itself, and must stay until it is done; "
-    "use `redelivery dlq redrive|move|purge` without --detach, or `redelivery delayed cancel`, in a shell or a job that stays"
+    "this broker keeps no operations (Redis and Valkey do): use `redelivery dlq redrive|move|purge` without --detach, or "
+    "`redelivery delayed cancel`, and let the command run until it is done"
 )
-#: The most characters of an operator's name, and of a reason.
+#: The maximum number of characters of an operator's name, and of a reason.
 MAX_ACTOR, MAX_WHY = 200, 1_000
 
 
 class Kind(StrEnum):
-    """What an operation does."""
+    """The kind of an operation."""
 
     REDRIVE = "redrive"
     MOVE = "move"
@@ -79,7 +78,7 @@ class State(StrEnum):
 
 #: The states in which an operation has ended.
 ENDED = frozenset({State.DONE, State.STOPPED, State.ABORTED, State.FAILED})
-#: For each state into which an operator may bring an operation, the states in which the operation may be before.
+#: The states that an operator may set, and for each the states in which the operation may be before.
 ALLOWED: Mapping[State, frozenset[State]] = {
     State.PAUSED: frozenset({State.WAITING, State.RUNNING}),
     State.WAITING: frozenset({State.PAUSED}),
@@ -89,11 +88,10 @@ ALLOWED: Mapping[State, frozenset[State]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """The options of an operation, as `redelivery dlq redrive|move|purge` and `delayed cancel` have them. None: not set.
+    """The options of an operation, as in `redelivery dlq redrive|move|purge` and `delayed cancel`. None: not set.
 
-    `to` is where letters go (a redrive: instead of their origin; a move: the other dead-letter queue); `create` makes that queue.
-    `rate` is in letters a second, `canary_wait` in seconds, `abort_share` is a part of 1. `archive` is where a purge writes the
-    letters first.
+    `to` is the target queue of a move, or of a redrive instead of the origin; `create` declares it. `rate` is in letters a second,
+    `canary_wait` in seconds, `abort_share` a part of 1. `archive` is where a purge writes the letters first.
     """
 
     to: str | None = None
@@ -108,7 +106,7 @@ class Options:
 
     @classmethod
     def from_dict(cls, words: Mapping[str, Any]) -> Self:
-        """The options that `whole` wrote. Raises `InputError` for anything else."""
+        """Parse what `whole` wrote. Raises `InputError` for anything else."""
         known = {each.name for each in fields(cls)}
         for name, value in words.items():
             if name not in known:
@@ -125,12 +123,12 @@ class Options:
         return self.canary is not None or self.abort_after is not None or self.abort_share is not None
 
     def whole(self) -> dict[str, Any]:
-        """The values for JSON on the broker; options that are not set are left out."""
+        """The options that are set, for JSON on the broker."""
         found = {each.name: getattr(self, each.name) for each in fields(self)}
         return {name: value for name, value in found.items() if value is not None and value is not False}
 
     def to_dict(self) -> dict[str, Any]:
-        """The values to show to people: an archive's address without its user and password."""
+        """The options that are set, for people: an archive's address is without its user and password."""
         found = self.whole()
         return found if self.archive is None else {**found, "archive": scrubbed(self.archive)}
 
@@ -182,16 +180,15 @@ _CHECKS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """One operation, as it is at this moment.
+    """One operation at this moment.
 
-    `queue` is the dead-letter queue; for a cancel, the queue that the messages wait for, empty for all queues. Times are the
-    broker's, in milliseconds since the epoch; None: that has not happened yet.
+    `queue` is the dead-letter queue; for a cancel, the queue of the delayed messages, empty for all queues. Times are the broker's,
+    in milliseconds since the epoch; None means not yet. `message` says why the operation stopped, failed or waits.
 
-    Of the `total` letters that were there when it began, `looked_at` were read and `matched` chosen. Of the chosen ones, `moved`
-    were moved; `by_target` counts them by target. Both are exact, even if a process died meanwhile. `gone` letters had left the
-    queue otherwise, and `left` counts those that stay, by reason. These two, `looked_at` and `matched` are as of the last report.
-    `died_again` counts letters that went back and died again, if a guard watched them (`canary`, `abort_after`, `abort_share`);
-    `deaths` has the first of them. `message` says why it stopped, failed or waits.
+    The counts `moved` and `by_target` are always exact, the others are from the last report. Of the `total` letters at the
+    beginning, `looked_at` were read and `matched` were chosen. Of the chosen ones, `moved` were moved, `gone` had left the queue
+    otherwise, and the others stay: `left` counts them by reason. `died_again` counts redriven letters that died again, if a guard
+    watched them (`canary`, `abort_after`, `abort_share`); `deaths` has the first of them.
     """
 
     id: str
@@ -219,11 +216,11 @@ class Operation:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the operation has ended."""
+        """Whether the state is final."""
         return self.state in ENDED
 
     def to_dict(self) -> dict[str, Any]:
-        """The values for JSON: every field by its name; `filter` and `options` have only what is set."""
+        """The values for JSON. `filter` and `options` have only what is set."""
         found = {each.name: getattr(self, each.name) for each in fields(self)}
         return {
             **found,
@@ -236,7 +233,7 @@ class Operation:
 
     @classmethod
     def of(cls, stored: StoredOperation) -> Self:
-        """The operation in the broker's data. If they cannot be read, it counts as failed, and is never carried out."""
+        """Parse the broker's data. If they cannot be read, the operation counts as failed, and is never carried out."""
         try:
             about = _about(stored.about)
             state = State(stored.state)
@@ -260,7 +257,7 @@ class Operation:
 
 
 def _about(text: str) -> dict[str, Any]:
-    """The fields that `begin` wrote, from their JSON. Raises `InputError` if anything in it is different."""
+    """Parse the JSON that `begin` wrote. Raises `InputError` for anything else."""
     try:
         read = json.loads(text)
     except (ValueError, RecursionError) as exc:
@@ -289,7 +286,7 @@ _COUNTS = ("total", "looked_at", "matched", "gone", "died_again")
 
 
 def reported(progress: str) -> dict[str, Any]:
-    """The progress as it was reported, from its JSON; empty if it cannot be read."""
+    """Parse the reported progress; empty if it cannot be read."""
     try:
         read: Any = json.loads(progress or "{}")
     except (ValueError, RecursionError):
@@ -298,7 +295,7 @@ def reported(progress: str) -> dict[str, Any]:
 
 
 def _progress(text: str) -> dict[str, Any]:
-    """The progress as fields of `Operation`; a value that cannot be read counts as 0 or empty."""
+    """Return the progress as fields of `Operation`. A value that cannot be read counts as 0 or empty."""
     given = reported(text)
     left, deaths = given.get("left"), given.get("deaths")
     return {
@@ -309,7 +306,7 @@ def _progress(text: str) -> dict[str, Any]:
 
 
 def store_of(transport: Transitions) -> RedisOperationStore:
-    """The broker's store of operations. Raises `BrokerError`, whose text says what to do instead, if the broker keeps none."""
+    """Return the broker's store of operations. Raises `BrokerError` if the broker keeps none."""
     store = broker_of(transport).operations
     if store is None:
         raise BrokerError(NOT_HERE)
@@ -317,7 +314,7 @@ def store_of(transport: Transitions) -> RedisOperationStore:
 
 
 def is_kept(transport: Transitions) -> bool:
-    """Whether the broker keeps operations at all."""
+    """Whether the broker keeps operations."""
     return broker_of(transport).operations is not None
 
 
@@ -331,9 +328,9 @@ def begin(
     actor: str,
     why: str = "",
 ) -> Operation:
-    """Store an operation, which the process with the lead then carries out; with `create`, the queue of a redrive is made at once.
+    """Store an operation, which the leading process then carries out. With `create`, declare the target queue of a redrive at once.
 
-    `actor` is who asks. Raises `InputError` if it cannot be carried out, and `BrokerError` if the broker keeps no operations.
+    Raises `InputError` if the operation cannot be carried out, and `BrokerError` if the broker keeps no operations.
     """
     store, wanted = store_of(runtime.transport), options or Options()
     check(runtime, kind, queue, chosen, wanted)
@@ -407,14 +404,14 @@ _TAKES = {
 
 
 def listed(runtime: Runtime, *, limit: int = 50, is_open: bool = False) -> list[Operation]:
-    """The newest operations, the newest first; with `is_open`, only those that have not ended. Raises `BrokerError` as `begin`."""
+    """Return the newest operations, the newest first; with `is_open`, only those that have not ended."""
     store = store_of(runtime.transport)
     found = store.unended()[::-1] if is_open else store.newest(limit)
     return [Operation.of(each) for each in found[:limit]]
 
 
 def found(runtime: Runtime, given: str) -> Operation:
-    """The operation with this id, or the only one whose id begins so. Raises `InputError` if there is none, or several."""
+    """Return the operation with this id, or beginning of an id. Raises `InputError` if none or several match."""
     store = store_of(runtime.transport)
     stored = store.stored(given)
     if stored is None and len(given) >= LEAST:
@@ -430,7 +427,7 @@ def found(runtime: Runtime, given: str) -> Operation:
 
 
 def pause(runtime: Runtime, given: str, actor: str, why: str = "") -> Operation:
-    """Pause an operation: once this returns, it moves no message until it is resumed.
+    """Pause an operation: when this returns, it moves no more messages until it is resumed.
 
     Raises `InputError` as `found`, and if the operation's state does not allow it.
     """
@@ -443,7 +440,7 @@ def resume(runtime: Runtime, given: str, actor: str, why: str = "") -> Operation
 
 
 def abort(runtime: Runtime, given: str, actor: str, why: str = "") -> Operation:
-    """Abort an operation: once this returns, it moves no message; messages that have moved stay moved. Raises as `pause`."""
+    """Abort an operation: when this returns, it moves no more messages. Raises as `pause`."""
     return _turn(runtime, given, State.ABORTED, actor, why)
 
 
@@ -465,12 +462,12 @@ def _turn(runtime: Runtime, given: str, state: State, actor: str, why: str) -> O
 
 
 def readable(exc: BaseException) -> str:
-    """The text of an error that ended an operation."""
+    """Return the text of an error that ended an operation."""
     return str(exc) if isinstance(exc, RedeliveryError) else f"{type(exc).__name__}: {exc}"
 
 
 def guard_of(options: Options, fates: Fates, on_wait: Callable[[str], None], **so_far: Any) -> Guard:
-    """The guard of a redrive with these options. `so_far` has `sent` and `may_follow` of the process before, if any."""
+    """Return the guard of a redrive with these options. `so_far` has the values `sent` and `may_follow` of an earlier process."""
     return Guard(
         fates=fates,
         canary=options.canary or 0,

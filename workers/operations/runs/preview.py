@@ -1,7 +1,4 @@
-"""The preview of an operation: what it would do now, by task, by cause and by target, with examples. Nothing is changed.
-
-It is a dry run of the operation's walk, so its counts are those that the operation would have if it began now.
-"""
+"""The preview of an operation: a dry run of its walk, by task, by cause and by target, with examples."""
 
 from __future__ import annotations
 
@@ -33,13 +30,13 @@ if TYPE_CHECKING:
     from ..letters.reading.causes import Cause
     from ..letters.walk import Walked
 
-#: Letters that are shown, and causes that are told apart (`Causes`).
+#: The maximum number of letters as examples, and of causes (`Causes`).
 MAX_EXAMPLES, MAX_CAUSES = 10, 1_000
 
 
 @dataclass(slots=True, kw_only=True)
 class Preview:
-    """What an operation would do: of `total` letters it would choose `matched`, and move `moved`; `left` would stay, by reason.
+    """What an operation would do: of `total` letters it would choose `matched` and move `moved`; `left` would stay, by reason.
 
     `by_task` and `causes` count the chosen letters, `by_target` those that would move. `examples` are the first chosen letters, as
     rows of a listing, without texts if the settings say `redact`.
@@ -73,9 +70,9 @@ def preview(
     *,
     on_progress: Callable[[Walked], None] = lambda _: None,
 ) -> Preview:
-    """What this operation would do now. Raises `InputError` if it cannot be carried out, and what the broker's driver raises.
+    """Return what this operation would do now. Raises `InputError` if it cannot be carried out.
 
-    `on_progress` is called now and then with the counts so far; it may sleep to slow the walk down.
+    `on_progress` is called with the counts so far; it may sleep to slow the walk down.
     """
     wanted = options or Options()
     check(runtime, kind, queue, chosen, wanted)
@@ -102,11 +99,11 @@ def preview(
 def walk_of(
     runtime: Runtime, kind: Kind, queue: str, chosen: Filter, options: Options, *, actor: str | None = None
 ) -> Callable[..., Walked]:
-    """The function that carries this kind of operation out; the command of that name calls it, too.
+    """Return the function that carries out this kind of operation; the command of that name calls it, too.
 
-    It takes `dry_run`, `limit`, `rate`, `on_progress` and `context`; that of a redrive also takes `guard`. Anybody may have stored
-    the operation on the broker, so this raises `InputError` if it names a queue whose messages are not dead, or a place for an
-    archive outside the app's.
+    It takes `dry_run`, `limit`, `rate`, `on_progress` and `context`; the function of a redrive also takes `guard`. Any client may
+    have stored the operation, so this raises `InputError` for a queue whose messages are not dead, and for an archive outside the
+    app's.
     """
     transport = runtime.transport
     if kind is not Kind.CANCEL and queue in runtime.app.amqp.queues and queue not in dead_letters.known(runtime):

@@ -1,6 +1,6 @@
-"""One dead letter that an operator sends back at once, changed or unchanged; the audit records it.
+"""Redrives one dead letter at once, changed or unchanged, and records that in the audit.
 
-If the broker does not mark letters that are looked at, the letter that was shown is sent. Otherwise the letter is searched again.
+If reading does not mark letters on this broker, the letter that was shown is sent. Otherwise the letter is searched again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def redrive_one(transport: Transitions, name: str, letter: Letter, *, actor: str, why: str = "", edit: Edit | None = None) -> str:
-    """Send a dead letter back, and return its new queue. Raises `InputError` if it has left, `RedriveError` if it cannot go."""
+    """Redrive a dead letter, and return its new queue. Raises `InputError` if it has left, `RedriveError` if it must stay."""
     if Capability.BROWSE_LETTERS_UNMARKED in transport.capabilities:
         move = returned(letter, Homes(transport, name), edit, actor)
         (answer,) = needed(broker_of(transport).letters).redrive_many(name, [move.parts])

@@ -1,1 +1,1 @@
-"""Words: how numbers, policies, ids and dead letters are written for people."""
+"""Texts for people: numbers, policies, ids and redacted dead letters."""

@@ -1,4 +1,4 @@
-"""Words for numbers: times, ages, durations and counts, as people read and write them. Times are UTC."""
+"""Times, ages, durations and counts, as people read and write them. Times are UTC."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from redelivery.errors import InputError
 from redelivery.settings.values import MAX_DURATION
 
 _UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
-#: How deep a value may be nested to be shown, and the text that replaces deeper values.
+#: The maximum nesting of a value that is shown, and the text that replaces deeper values.
 MAX_DEPTH, TOO_DEEP = 64, "(nested too deep to be shown)"
 _LATEST_MS = 253_402_300_799_999
 
 
 def moment(ms: float | None) -> str:
-    """A time, milliseconds since the epoch, in UTC to the second; `-` if there is none."""
+    """Return a time (milliseconds since the epoch) in UTC, to the second; `-` if there is none."""
     if ms is None or not 0 <= ms <= _LATEST_MS:
         return "-"
     return f"{datetime.fromtimestamp(ms / 1000, UTC):%Y-%m-%d %H:%M:%S}Z"
 
 
 def span(seconds: float) -> str:
-    """A duration in its two greatest units: `3d 4h`, `2m 5s`, `0.25s`."""
+    """Return a duration in its two greatest units: `3d 4h`, `2m 5s`, `0.25s`."""
     sign, seconds = ("-" if seconds < 0 else ""), abs(seconds)
     if seconds < 10:  # noqa: PLR2004 - below ten seconds, fractions matter
         return f"{sign}{seconds:.2f}".rstrip("0").rstrip(".") + "s"
@@ -37,12 +37,12 @@ def span(seconds: float) -> str:
 
 
 def seconds_text(seconds: float) -> str:
-    """A duration in seconds, exact to the millisecond: `0.75 s`."""
+    """Return a duration in seconds, exact to the millisecond: `0.75 s`."""
     return f"{round(seconds, 3):.12g} s"
 
 
 def duration_text(seconds: float) -> str:
-    """A duration in seconds; from a minute on, also in its greatest unit: `600 s (10 min)`."""
+    """Return a duration in seconds; from a minute on, also in its greatest unit: `600 s (10 min)`."""
     for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
         if seconds >= size:
             return f"{seconds_text(seconds)} ({seconds / size:.3g} {unit})"
@@ -50,7 +50,7 @@ def duration_text(seconds: float) -> str:
 
 
 def age(ms: int | None, now_ms: int) -> str:
-    """How long ago a time was; `-` if there is none."""
+    """Return how long ago a time was; `-` if there is none."""
     if ms is None:
         return "-"
     seconds = (now_ms - ms) / 1000
@@ -63,7 +63,7 @@ def counted(number: int, one: str, many: str) -> str:
 
 
 def seconds(text: str) -> float:
-    """The seconds in `90`, `90s`, `15m`, `2h`, `3d` or `1w`. Raises `InputError`."""
+    """Parse `90`, `90s`, `15m`, `2h`, `3d` or `1w`. Returns seconds. Raises `InputError`."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|[smhdw])?", text.strip())
     if match is None:
         msg = f"{text!r} is not a duration: write 90s, 15m, 2h, 3d or 1w"
@@ -76,7 +76,7 @@ def seconds(text: str) -> float:
 
 
 def plain(value: Any, depth: int = 0) -> Any:
-    """A value that every reader of JSON accepts: without NaN and infinity, and not nested too deep."""
+    """Make a value that every JSON parser accepts: without NaN and infinity, and not nested too deep."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if not isinstance(value, (dict, list, tuple)):
@@ -93,7 +93,7 @@ SLOWEST = 1 / 3600
 
 
 def rate_of(text: str) -> float:
-    """Letters a second: `50`, `50/s`, `600/m`, `1000/h`. Raises `InputError`."""
+    """Parse `50`, `50/s`, `600/m` or `1000/h`. Returns letters a second. Raises `InputError`."""
     number, _, unit = text.partition("/")
     try:
         rate = float(number) / {"": 1, "s": 1, "m": 60, "h": 3600}[unit.strip()]
@@ -106,7 +106,7 @@ def rate_of(text: str) -> float:
 
 
 def share_of(text: str) -> float:
-    """A part of all, in percent: `5%`, `0.5%`. Raises `InputError`."""
+    """Parse `5%` or `0.5%`. Returns a part of 1. Raises `InputError`."""
     try:
         share = float(text.removesuffix("%")) / 100
     except ValueError:

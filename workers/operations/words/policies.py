@@ -1,4 +1,4 @@
-"""A policy in words: each value with its unit and its source, and the delays that follow from it."""
+"""A policy for people: each value with its unit and its source, and the resulting delays."""
 
 from __future__ import annotations
 
@@ -16,34 +16,32 @@ if TYPE_CHECKING:
     from redelivery.middleware.runtime import Runtime
     from redelivery.settings import RedeliveryPolicy, ResolvedPolicy
 
-#: How many of the next delays are shown.
+#: The number of delays that are shown.
 DELAYS = 10
-SECONDS = frozenset(
-    {"redelivery_delay", "max_redelivery_delay", "max_age", "max_time_to_live", "delivery_delay"},
-)
+SECONDS = frozenset({"redelivery_delay", "max_redelivery_delay", "max_age", "max_time_to_live", "delivery_delay"})
 
 
 def sources_of(runtime: Runtime, queue: str, task: str | None) -> ResolvedPolicy:
-    """The policy for a queue and a task of this app, and the source of each value."""
+    """Return the policy for a queue and a task of this app, with the source of each value."""
     options = options_for(runtime.app, task)
     return runtime.settings.policy_for(queue, task, decorator=None if options is None else options.fields)
 
 
 def options_for(app: Any, task: str | None) -> Options | None:
-    """The options in the decorator of a task of the app; None if it has none."""
+    """Return the options in the decorator of a task of the app; None if it has none."""
     if app is None or task is None or task not in app.tasks:
         return None
     return options_of(app.tasks[task])
 
 
 def delays_of(policy: RedeliveryPolicy) -> list[tuple[int, float, float, bool]]:
-    """The next delays: the attempt that failed, the least and the greatest delay, and whether another attempt follows."""
+    """Return for each delay the attempt that failed, the least and the greatest delay, and whether another attempt follows."""
     limit = policy.max_delivery_attempts
     return [(n, *delay_range(policy, n), limit == UNLIMITED or n < limit) for n in range(1, DELAYS + 1)]
 
 
 def shown(policy: RedeliveryPolicy, key: str, target: str | None) -> str:
-    """A value as text for people, with its unit; `target` is the queue that dead letters go to."""
+    """Return a value as text with its unit. `target` is the dead-letter queue."""
     value = plain_value(policy, key)
     special = {
         ("max_delivery_attempts", UNLIMITED): "-1 (no limit)",
@@ -58,7 +56,7 @@ def shown(policy: RedeliveryPolicy, key: str, target: str | None) -> str:
 
 
 def plain_value(policy: RedeliveryPolicy, key: str) -> Any:
-    """A value for JSON; `max_redelivery_delay` is the cap that applies."""
+    """Return a value for JSON. `max_redelivery_delay` is the cap that applies."""
     if key == "max_redelivery_delay":
         return policy.cap
     value = getattr(policy, key)

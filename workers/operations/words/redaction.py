@@ -1,8 +1,7 @@
-"""Redaction: a dead letter as it is shown with the setting `redact`.
+"""Redaction: hides texts of a dead letter if the setting `redact` is on. Nothing that is stored is changed.
 
-Arguments, the texts of exceptions and handlers, and tracebacks are hidden; types, fingerprints, reasons, places and times stay. The
-fields that are known to be harmless are listed here, and all other fields of a record are hidden. So a field that a newer version
-or a stranger has written is hidden as well. Nothing that is stored is changed.
+Arguments, the texts of exceptions and handlers, and tracebacks are hidden; types, fingerprints, reasons, places and times stay.
+Harmless fields are listed here, and all other fields of a record are hidden, also those of a newer version or another client.
 """
 
 from __future__ import annotations
@@ -35,12 +34,12 @@ _CLASS = re.compile(r"[\w.<>]{1,256}")
 
 
 def seen(runtime: Runtime, letter: Letter) -> Letter:
-    """The dead letter as this app's operators may see it: redacted if the settings say so."""
+    """Return the dead letter for operators, redacted if the settings say so."""
     return redacted(letter) if runtime.settings.redact else letter
 
 
 def redacted(letter: Letter) -> Letter:
-    """The dead letter without arguments and texts; the caller hides its body."""
+    """Return the dead letter without arguments and texts. The caller must hide its body."""
     envelope, failure = letter.envelope, letter.envelope.failure
     hidden = replace(
         envelope,
@@ -61,6 +60,6 @@ def _kept(record: Mapping[str, Any], names: frozenset[str]) -> dict[str, Any]:
 
 
 def _named(record: dict[str, Any], field: str) -> dict[str, Any]:
-    """The record with this field cut to the name of its class; the field may be a class followed by a text."""
+    """Keep only the class name in this field, which may be a class followed by a text."""
     kind = str(record.get(field) or "").partition(": ")[0]
     return {**record, field: kind if not kind or _CLASS.fullmatch(kind) else HIDDEN}

@@ -1,1 +1,1 @@
-"""Dead letters for a reader: pages, causes, and one dead letter in full."""
+"""Shows dead letters: pages, causes, and one dead letter in full."""

@@ -1,10 +1,10 @@
-"""Pages of a dead-letter queue of any size for a reader: the newest dead letters first, a bounded number at a time.
+"""Shows a dead-letter queue of any size in pages, the newest dead letters first.
 
-A page ends when it is full, at the end of the queue, or after a bounded number of letters or a bounded time; the next page goes on
-from there. A letter's place counts from the oldest letter, so letters that arrive meanwhile move no page. Each letter that leaves
-the queue moves the newer ones by one place.
+A page ends when it is full, at the end of the queue, or when it has read a maximum number of letters or taken a maximum time; the
+next page continues there. Places count from the oldest letter, so new letters do not move them. A letter that leaves the queue
+moves each newer letter by one place.
 
-On RabbitMQ a look takes letters, gives them back, and marks them. `looked` takes a bounded number, and only when a person asks.
+On RabbitMQ reading marks letters. `looked` reads a bounded number, and is called only if a person asks for it.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ if TYPE_CHECKING:
     from ..filter import Filter
 
 
-#: Letters of one round trip: of the first one, and the most.
+#: Letters of the first round trip, and the maximum of later ones.
 FIRST, LIMIT = 64, 1000
-#: Seconds that a page may take. `QUICK`: once it has a letter, if the filter has words; in that time it looks at some tens of
-#: thousands of letters. `SLOW`: until it has a letter, or if each letter must be decoded.
+#: The maximum seconds for a page. `QUICK`: if it has a letter, and the filter has words, so that few letters are decoded. `SLOW`:
+#: otherwise.
 QUICK, SLOW = 0.06, 0.5
-#: A letter that was seen at a place is looked for among so many letters on either side.
+#: A letter is looked for among so many letters on either side of its last known place.
 AROUND = 50
 
 
 @dataclass(frozen=True, slots=True)
 class Browsed:
-    """One page, with each letter's place. `looked_at` of the `total` letters were read. The next page ends before the place `next`.
+    """One page: letters with their places. `looked_at` of the queue's `total` letters were read.
 
-    `next` is None at the end of the queue.
+    The next page ends before the place `next`; None at the end of the queue.
     """
 
     letters: list[tuple[int, Letter]]
@@ -53,7 +53,7 @@ def browsed(
     most: int = 200_000,
     seconds: float | None = None,
 ) -> Browsed:
-    """The newest `limit` letters that pass, before the place `before` (None: the end). Raises what the broker's driver raises."""
+    """Return the newest `limit` letters that pass the filter, before the place `before` (None: the end)."""
     store, may_pass = needed(broker_of(transport).letters), chosen.sieve()
     began = time.monotonic()
     ends = began + (SLOW if seconds is None else seconds)
@@ -79,7 +79,7 @@ def browsed(
 
 
 def at_place(transport: Transitions, name: str, task_id: str, place: int | None) -> list[tuple[int, Letter]]:
-    """The letters of a task near the place at which one was seen, the nearest first; empty if they have left."""
+    """Return the letters of a task near this place, the nearest first; empty if they have left."""
     if place is None:
         return []
     page = needed(broker_of(transport).letters).page(name, place + AROUND, 2 * AROUND)
@@ -88,7 +88,7 @@ def at_place(transport: Transitions, name: str, task_id: str, place: int | None)
 
 
 def looked(transport: Transitions, name: str, most: int) -> Browsed:
-    """The `most` oldest letters of a queue; the broker marks them as read, and they are given back."""
+    """Return the `most` oldest letters of a queue. They are given back to the broker, which marks them as delivered before."""
     found: list[tuple[int, Letter]] = []
     with needed(broker_of(transport).letters).open(name) as letters:
         for page in letters.pages():

@@ -1,6 +1,6 @@
-"""The causes of a dead-letter queue: its letters, grouped by the fingerprint of the failure; without a fingerprint, by the reason.
+"""Groups the letters of a dead-letter queue by cause: by the failure's fingerprint, or without a fingerprint by the reason.
 
-Memory: one row for each cause, and one number for each of its minutes in which letters died.
+Memory: one row for each cause, and one number for each minute in which letters of it died.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 #: Milliseconds.
 MINUTE = 60_000
-#: Stands for the reason of letters whose causes are not told apart.
+#: The reason of the one group for causes beyond the maximum number.
 OTHERS = "other causes"
 
 
 @dataclass(slots=True, kw_only=True)
 class Cause:
-    """One cause: how many letters, since when, and the newest of them as an example (`task_id`, `queue`, `message`).
+    """One cause and its newest letter as an example (`task_id`, `queue`, `message`).
 
     `place` is the example's place in its dead-letter queue, if known.
     """
@@ -60,15 +60,15 @@ class Cause:
             self.queue, self.place = name, place
 
     def to_dict(self) -> dict[str, Any]:
-        """The values for JSON, without the place: it is true only until a letter leaves the queue."""
+        """The values for JSON, without the place, which changes when a letter leaves the queue."""
         facts = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "place"}
         return {name: dict(value) if isinstance(value, Counter) else value for name, value in facts.items()}
 
 
 class Causes:
-    """Letters, grouped as they are added; `redact` hides texts. `looked_at` is how many were added.
+    """Groups letters as they are added. `redact` hides texts. `looked_at` is how many letters were added.
 
-    At most `most` causes are told apart; letters of further causes count as one cause, `OTHERS`.
+    Letters of more than `most` causes count as one further cause, `OTHERS`.
     """
 
     def __init__(self, *, redact: bool = False, most: float = math.inf) -> None:
@@ -78,7 +78,7 @@ class Causes:
         self.looked_at = 0
 
     def add(self, letter: Letter, name: str, place: int | None = None) -> None:
-        """Add one letter of this dead-letter queue, with its place there."""
+        """Add one letter of this dead-letter queue."""
         self.looked_at += 1
         letter = redacted(letter) if self._redact else letter
         key, reason, exception = _key(letter), letter.reason or UNKNOWN, str(letter.failure.get("type") or "")
@@ -92,11 +92,11 @@ class Causes:
             self._minutes[key][letter.died_ms // MINUTE] += 1
 
     def ranked(self) -> list[Cause]:
-        """The most frequent first, the newest first among equals."""
+        """The causes, the most frequent first, and the newest first among equals."""
         return sorted(self._found.values(), key=lambda each: (-each.count, -(each.last_ms or 0)))
 
     def course(self, cause: Cause, until_ms: int, minutes: int, parts: int) -> list[int]:
-        """How many of a cause died in each part of these last minutes, the oldest part first."""
+        """How many letters of a cause died in each part of the last `minutes`, the oldest part first."""
         counts, first = [0] * parts, until_ms // MINUTE - minutes + 1
         for minute, count in list(self._minutes[cause.fingerprint, "" if cause.fingerprint else cause.reason].items()):
             if first <= minute < first + minutes:
@@ -110,7 +110,7 @@ def _key(letter: Letter) -> tuple[str, str]:
 
 
 def causes(transport: Transitions, names: Iterable[str], *, redact: bool = False) -> list[Cause]:
-    """The causes in these dead-letter queues, the most frequent first, the newest first among equals; `redact` hides texts."""
+    """Return the causes in these dead-letter queues, in the order of `Causes.ranked`."""
     found = Causes(redact=redact)
     for name in names:
         for letter in letters_of(transport, name):

@@ -1,7 +1,6 @@
-"""A whole dead letter as plain values: its history, the failure, the arguments.
+"""Shows a whole dead letter: its history, the failure, the arguments.
 
-Arguments are decoded only if they are JSON; any other body is given as its bytes, in base64. With the setting `redact`, the texts
-of a letter are hidden (`redaction`), and so is its body.
+Arguments are decoded only if they are JSON; any other body is given in base64. The setting `redact` hides texts and the body.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def as_json(letter: Letter, *, redact: bool) -> dict[str, Any]:
-    """The whole letter; its body decoded if it is JSON, else as bytes in base64."""
+    """Return the whole letter for JSON."""
     letter = redacted(letter) if redact else letter
     envelope = letter.envelope
     headers = {key: value for key, value in letter.headers.items() if key != HEADER}
@@ -43,19 +42,19 @@ def as_json(letter: Letter, *, redact: bool) -> dict[str, Any]:
 
 
 def as_editable(letter: Letter, *, redact: bool) -> dict[str, Any]:
-    """The same with `args` and `kwargs`, if they can be read. `dlq redrive --with` reads what this returns."""
+    """Return the letter for `dlq redrive --with`: as `as_json`, with `args` and `kwargs` if they can be read."""
     call = None if redact else letter.call()
     return {**as_json(letter, redact=redact), **({} if call is None else {"args": call[0], "kwargs": call[1]})}
 
 
 def body_of(letter: Letter) -> Any:
-    """The body, decoded, or why it is not shown."""
+    """Return the decoded body, or the reason why it is not shown."""
     body = letter.body()
     return why_not(letter) if body is None else body
 
 
 def why_not(letter: Letter) -> str:
-    """Why a body is not shown."""
+    """Return why the body is not shown."""
     message = letter.message
     if message is None or not letter.is_message:
         return f"(no message: {len(letter.body_bytes())} bytes)"

@@ -1,1 +1,1 @@
-"""The redrive: dead letters go back, changed or unchanged; if asked, a few of them go first."""
+"""Redrives dead letters, changed or unchanged, if asked with a canary."""

@@ -1,6 +1,6 @@
-"""An operator's changes to a dead letter that goes back: a JSON object with `task`, `args` or `kwargs`.
+"""Reads an operator's changes to a redriven dead letter: a JSON object with `task`, `args` or `kwargs`. Other fields are ignored.
 
-Other fields are ignored. Refuses, with `InputError`, any other text, and the object of another task's dead letter.
+Raises `InputError` for any other text, and for the object of another task's dead letter.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _KINDS: dict[str, tuple[type, str]] = {"task": (str, "text"), "args": (list, "a 
 
 
 def edit_of_json(text: str, source: str, task_id: str, queue: str | None = None) -> Edit:
-    """The changes in this text. Error texts call it `source`; `queue` is where the letter goes instead of its origin."""
+    """Parse the changes. `source` names the text in errors. `queue` replaces the letter's origin queue."""
     try:
-        given: Any = json.loads(text.removeprefix("\ufeff"))  # a byte order mark, with which some editors begin a file
+        given: Any = json.loads(text.removeprefix("\ufeff"))  # some editors begin a file with a byte order mark
     except (ValueError, RecursionError) as exc:
         msg = f"{source} is not JSON: {exc}"
         raise InputError(msg) from exc
@@ -36,7 +36,7 @@ def edit_of_json(text: str, source: str, task_id: str, queue: str | None = None)
 
 
 def changed(edit: Edit | None, letter: Letter | None) -> list[str]:
-    """The fields that an edit changes in this dead letter; a field that cannot be compared counts as changed."""
+    """Return the fields that an edit changes in this dead letter. A field that cannot be compared counts as changed."""
     if edit is None:
         return []
     call = None if letter is None else letter.call()

@@ -1,11 +1,10 @@
-"""The fates of the dead letters that a redrive sent: which of them have ended since, and which died again.
+"""Follows the dead letters that a redrive sent: which of them have ended since, and which died again.
 
-On Redis the outcome log is read from the redrive's beginning on. An export takes events out of the log, and may be faster, so the
-newest letters of the dead-letter queue are looked at, too. On RabbitMQ a separate queue, bound to the log's exchange, receives the
-events, and no letter is looked at.
+On Redis the outcome log is read from the redrive's beginning on. An export may take events out of the log first, so the newest
+letters of the dead-letter queue are read, too. On RabbitMQ a separate queue, bound to the log's exchange, receives the events.
 
-Limits: a success that was exported before it was read counts as not seen. If a letter dies into another dead-letter queue, or is
-discarded, only the log shows it. Each life that was opened takes some hundred bytes of memory.
+Limits: a success that was exported first is not seen. If a letter dies into another dead-letter queue, or is discarded, only the
+log shows it. Memory: some hundred bytes for each life that was opened.
 """
 
 from __future__ import annotations
@@ -24,16 +23,16 @@ if TYPE_CHECKING:
 
     from ....ports import Transitions
 
-#: Outcomes of a life that ended as a dead one.
+#: Outcomes that count as died again.
 DIED = frozenset({Outcome.DEAD_LETTERED, Outcome.DISCARDED, Outcome.EXPIRED})
 
 
 @dataclass(slots=True)
 class Fates:
-    """The lives that the redrive opened: `last` has the last event of each, `died` the deaths of those that died again.
+    """The lives that the redrive opened: `last` has the last event of each, `died` the deaths of letters that died again.
 
-    `heard` waits at most so many seconds, and returns the events that were recorded since its last call. `died_before` is how many
-    died again while another process carried the redrive out.
+    `heard` waits at most the given seconds, and returns the events since its last call. `died_before` is how many letters died
+    again while another process carried out the redrive.
     """
 
     heard: Callable[[float], Iterable[Event]]
@@ -42,11 +41,11 @@ class Fates:
     died_before: int = 0
 
     def sent(self, event: Event) -> None:
-        """A letter went back: `event` opened its life."""
+        """Add a redriven letter, whose life `event` opened."""
         self.last[_life(event)] = event
 
     def look(self, seconds: float = 0.0) -> None:
-        """Read the events since the last look; wait for them at most `seconds`. Raises what the broker's driver raises."""
+        """Read the events since the last call; wait for them at most `seconds`. Raises the errors of the broker's driver."""
         for event in self.heard(seconds):
             life = _life(event)
             before = self.last.get(life)
@@ -84,9 +83,9 @@ def _life(event: Event) -> Life:
 
 @contextmanager
 def watched(transport: Transitions, name: str, *, since_ms: int | None = None) -> Iterator[Fates]:
-    """The fates of letters of the dead-letter queue `name`, from now on. Raises what the broker's driver raises.
+    """Follow the letters of a dead-letter queue from now on, or from `since_ms` (the broker's time) if the log can be read back.
 
-    If the log can be read back, from `since_ms` on (the broker's time), so that a process can continue another one's redrive.
+    `since_ms` lets a process continue another process's redrive.
     """
     with needed(broker_of(transport).outcomes).hear(name, since_ms=since_ms) as heard:
         yield Fates(heard)

@@ -1,14 +1,12 @@
-"""The redrive: dead letters go back to their origin queue, and are delivered again.
+"""Sends dead letters back to their origin queue, where they are delivered again.
 
-The letters that are in the queue when the redrive begins are read, the oldest first. A letter that the filter chooses becomes its
-original message again, in the next generation, with its history. It is no longer a member of its chord, which has counted its
-failure. One script takes it out of the dead-letter queue, puts it into the origin's list by its priority, and records `redriven`. A
-guard may let a few letters go first, and stop the redrive if letters die again (`guard.py`).
+The letters that are in the queue at the beginning are read, the oldest first. A letter that the filter chooses becomes its original
+message again, in the next generation, with its history. It is no longer a member of its chord, which has counted its failure. One
+script takes it out of the dead-letter queue, adds it to the origin's list, and records `redriven`. A guard may stop the redrive
+(`guard.py`).
 
-A dead letter without an origin, with an origin that the app does not know, or whose bytes were never a message, stays where it is,
-and is counted by its reason.
-Limits: an interrupted redrive has moved some letters, each of them whole; the same command continues it. If two redrives of one
-queue run at once, each of them moves some of the letters.
+A letter stays if it has no origin, if the app does not know its origin, or if its bytes were never a message. Limits: after an
+interruption, the same command continues. If two redrives of one queue run at once, each moves some of the letters.
 """
 
 from __future__ import annotations
@@ -40,11 +38,11 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, kw_only=True)
 class Redrive(Walked):
-    """What a redrive did, or (`dry_run`) would do. The further fields are as in `Walked`.
+    """The result of a redrive, or (`dry_run`) what it would do.
 
-    `moved` letters went back: `by_queue` counts them by their target queue, `by_target` by the queue with its exchange and key.
-    `chords` of them had belonged to a chord. A guard adds: in `canary` the last event of each letter that went first, in
-    `died_again` the deaths of redriven letters that are known, and in `stopped` why it stopped the redrive.
+    `by_queue` counts the `moved` letters by target queue, `by_target` by queue with exchange and key. `chords` of them belonged to
+    a chord. A guard adds `canary`, the last event of each canary letter, `died_again`, the known deaths of redriven letters, and
+    `stopped`, the reason why it stopped the redrive.
     """
 
     kind: ClassVar[str] = "redrive"
@@ -58,20 +56,20 @@ class Redrive(Walked):
     stopped: str = ""
 
     def count(self, move: Moved) -> None:
-        """Count a letter that went back."""
+        """Count a redriven letter."""
         self.chords += move.left_chord
         self.by_queue[move.queue] += 1
         self.by_target[move.target] += 1
 
     def saw(self, guard: Guard) -> None:
-        """Take over what the guard knows of the letters."""
+        """Copy what the guard knows of the letters."""
         self.canary = [_fate(event) for event in guard.canaries]
         self.died_again = [_fate(event) for event in guard.died_again]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edit:
-    """The changes to letters that go back; None changes nothing. `queue` is where they go instead of their origin."""
+    """Changes to redriven letters; None changes nothing. `queue` replaces their origin queue."""
 
     args: Sequence[Any] | None = None
     kwargs: Mapping[str, Any] | None = None
@@ -93,17 +91,16 @@ def redrive(
     context: WalkContext | None = None,
     actor: str | None = None,
 ) -> Redrive:
-    """Send letters of one dead-letter queue back: at most `limit` of them, at most `rate` a second, changed as `edit` says.
+    """Redrive letters of one dead-letter queue: at most `limit`, at most `rate` a second, changed as `edit` says.
 
-    `guard` may stop it; then the result says why. A dry run needs none. `actor` is who does it, for the events.
+    `guard` may stop the redrive; then the result says why. A dry run needs no guard. `actor` is recorded in the events.
 
-    Raises `InputError` if nothing may be sent to the queue of `edit`, and `BrokerError` if the broker refuses or does not answer;
-    its text says how many letters had gone back.
+    Raises `BrokerError`, whose text says how many letters were redriven, and `InputError` if no message may be sent to the queue of
+    `edit`.
     """
     result, homes = Redrive(dead_letter_queue=name, dry_run=dry_run), Homes(transport, name)
     if edit is not None and edit.queue is not None:
         required(transport, edit.queue)
-
     context = context or WalkContext()
     letters = context.letters or needed(broker_of(transport).letters)
 
@@ -149,7 +146,7 @@ def _fate(event: Event) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """One letter to send back: what the broker's store takes, the target as it is shown to people, and whether it left a chord."""
+    """One letter to redrive: the arguments for `LetterStore.redrive_many`, and the target as people see it."""
 
     letter: Letter
     parts: tuple[bytes, str, bytes, Event]
@@ -160,10 +157,7 @@ class Moved:
 
 
 def returned(letter: Letter, homes: Homes, edit: Edit | None = None, actor: str | None = None) -> Moved:
-    """The letter, prepared to go back to its origin.
-
-    Raises `RedriveError`, whose text is the reason, if it cannot go: its origin is not a queue of the app, for instance.
-    """
+    """Prepare a letter for the redrive. Raises `RedriveError`, whose text is the reason why the letter stays."""
     if not letter.is_message:
         msg = "its bytes were never a message"
         raise RedriveError(msg)
