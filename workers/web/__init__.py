@@ -1,1 +1,1 @@
-"""The operator's page: what the command line shows and does, in a browser."""
+"""The operator's page: the functions of the command line in a browser."""

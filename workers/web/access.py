@@ -1,7 +1,7 @@
-"""Who may do what: the user of a request, and rights for each action and each queue.
+"""The user of a request, and the user's rights for each action and queue.
 
-A page has one way to know its users: a token (`TokenLogin`), the host's own login (`HostLogin`), or a header that a proxy sets
-(`ProxyLogin`). The page refuses every other action, also if a form asks for it. Nothing is written without a user.
+A page knows its users in one way: by a token (`TokenLogin`), by the login of the application around it (`HostLogin`), or by a
+header that a proxy sets (`ProxyLogin`). Nothing is changed without a user.
 """
 
 from __future__ import annotations
@@ -26,17 +26,16 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
 
-#: What may be allowed; `all` is every one of them.
+#: The actions that may be allowed; `all` means all of them.
 ACTIONS = ("redrive", "edit", "move", "purge", "cancel", "promote", "reschedule", "look")
-#: Characters of a user's name that are kept.
+#: The maximum number of characters of a user's name.
 MAX_NAME = 120
-
 #: Actions for all queues; or for each action the queues, by shell patterns.
 Allowed = Collection[str] | Mapping[str, Collection[str]]
 
 
 def allowed(given: Allowed) -> Mapping[str, tuple[str, ...]]:
-    """For each action its queues, as shell patterns. Raises `ConfigurationError` for an unknown action."""
+    """Return the queues of each action, as shell patterns. Raises `ConfigurationError` for an unknown action."""
     if isinstance(given, str):
         given = [each.strip() for each in given.split(",") if each.strip()]
     pairs = given.items() if isinstance(given, Mapping) else [(each, ("*",)) for each in given]
@@ -55,8 +54,8 @@ def allowed(given: Allowed) -> Mapping[str, tuple[str, ...]]:
 class User:
     """The user of a request: a name for the audit, and the actions that the user may do if the page allows them.
 
-    `allow` names actions (`ACTIONS`, or `all`), or maps actions to the queues that they are allowed for: names or shell patterns.
-    `look` is a look into a dead-letter queue of RabbitMQ, which marks its dead letters.
+    `allow` names actions (`ACTIONS`, or `all`), or maps each action to its queues: names or shell patterns. `look` reads a
+    dead-letter queue of RabbitMQ, which marks its dead letters.
     """
 
     name: str
@@ -68,11 +67,11 @@ class User:
 
     @property
     def actions(self) -> Collection[str]:
-        """The actions that this user may do with at least one queue."""
+        """The actions that this user may do for at least one queue."""
         return self._rights.keys()
 
     def may(self, action: str, queues: Iterable[str] = ()) -> bool:
-        """Whether the user may do this: with any queue, or with one of these names of a queue."""
+        """Whether the user may do this for one of these queues; without queues, for any queue."""
         patterns = self._rights.get(action, ())
         names = list(queues)
         return any(fnmatch.fnmatchcase(name, pattern) for name in names for pattern in patterns) if names else bool(patterns)
@@ -82,14 +81,14 @@ class Login(Protocol):
     """Finds the user of a request."""
 
     async def user(self, request: Request) -> User | None:
-        """The user of a request; None if nobody is logged in."""
+        """Return the user of a request; None without a login."""
         ...
 
 
 class TokenLogin:
-    """One user, who has the token that was printed when the page was started.
+    """The one user who has the token that was printed when the page was started.
 
-    The cookie does not hold the token, but a value that is made of it: nobody can log in elsewhere with a stolen cookie.
+    The cookie has a value that is derived from the token: a stolen cookie does not reveal the token.
     """
 
     cookie = "redelivery_session"
@@ -103,7 +102,7 @@ class TokenLogin:
         return hmac.compare_digest(token.encode("utf-8", "replace"), self._token)
 
     async def user(self, request: Request) -> User | None:
-        """As `Login.user`: the token in a header (`Authorization: Bearer …`), or the cookie."""
+        """Check the token in a header (`Authorization: Bearer …`), or the cookie."""
         kind, _, given = request.headers.get("authorization", "").partition(" ")
         if kind.lower() == "bearer" and self.accepts(given.strip()):
             return self._user
@@ -112,13 +111,13 @@ class TokenLogin:
 
 
 class HostLogin:
-    """The login of the application that the page is mounted in: its function names the user of a request, or None."""
+    """The login of the application in which the page is mounted: its function returns the user of a request, or None."""
 
     def __init__(self, find: Callable[[Request], User | Awaitable[User | None] | None]) -> None:
         self._find = find
 
     async def user(self, request: Request) -> User | None:
-        """As `Login.user`; a plain function runs in a thread, so that it may ask a database."""
+        """Call the application's function. A plain function runs in a thread, so that it may use a database."""
         if inspect.iscoroutinefunction(self._find):
             found = await self._find(request)
         else:
@@ -132,7 +131,7 @@ class HostLogin:
 
 
 class ProxyLogin:
-    """A header in which a proxy names the user, from the addresses of that proxy alone."""
+    """A header in which a proxy names the user. Only requests from the proxy's addresses are accepted."""
 
     def __init__(self, header: str, addresses: Collection[str], allow: Allowed) -> None:
         self._header, self._allow = header, allow
@@ -146,7 +145,7 @@ class ProxyLogin:
             raise ConfigurationError(msg)
 
     async def user(self, request: Request) -> User | None:
-        """As `Login.user`."""
+        """Read the header, if the request comes from the proxy."""
         if request.client is None:
             return None
         try:

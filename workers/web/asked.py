@@ -1,4 +1,4 @@
-"""A request as a screen gets it, and the answer that a screen gives: what to show, or the next address."""
+"""A request as a screen gets it (`Asked`), and the answer of a screen: a template (`Shown`), or the next address (`Go`)."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from redelivery.display import harmless
 from redelivery.errors import InputError
 
 from .guard import Refused
-from .shared.asking import Turn
-from .shared.last_word import LastWord
+from .shared.books_result import BooksReader
 from .shared.looks import Looks, leaves_marks
 from .shared.previews import Previews
 from .shared.sampler import Sampler
 from .shared.searches import Searches
 from .shared.survey import Survey
+from .shared.threads import Turn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -31,19 +31,19 @@ if TYPE_CHECKING:
 
 
 class Desk:
-    """What the screens of one page share. `allows` bounds what any user may do; `books` is the folder of the books' output."""
+    """What the screens of one page share. `allows` limits the rights of all users; `books` is the folder of the books' output."""
 
     def __init__(self, source: Source, allows: User, books: str | None) -> None:
         self.source, self.allows, self.books = source, allows, books
         self.sampler, self.looks, self.searches = Sampler(source), Looks(), Searches()
         counting = Searches()
         self.survey, self.previews = Survey(source, counting), Previews(counting)
-        self.last_word = LastWord(books)
+        self.books_reader = BooksReader(books)
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A screen: its template, the template's values, and the status."""
+    """A screen to show: its template, the template's values, and the HTTP status."""
 
     template: str
     values: Mapping[str, Any]
@@ -52,7 +52,7 @@ class Shown:
 
 @dataclass(frozen=True, slots=True)
 class Go:
-    """Another address of the page, to be asked for next."""
+    """A redirect to another address of the page."""
 
     path: str
     query: Mapping[str, Any] = field(default_factory=dict)
@@ -60,9 +60,9 @@ class Go:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One request, as a screen sees it. `form` is empty unless the request posts one.
+    """One request. `form` is empty if the request posts none.
 
-    `searches` is called when a search begins: the head of the screen may be sent then.
+    `searches` is called when a search begins: the head of the screen may then be sent.
     """
 
     desk: Desk
@@ -76,69 +76,65 @@ class Asked:
 
     @property
     def runtime(self) -> Runtime:
-        """The app's installation."""
+        """The app's runtime."""
         return self.desk.source.runtime
 
     @property
     def transport(self) -> Transport:
-        """The transitions on its broker. Raises `BrokerUnavailable`, `BrokerError`."""
+        """The transitions on the app's broker. Raises `BrokerError`."""
         return self.desk.source.transport
 
     def head_first(self, *, is_reached: bool = True) -> None:
-        """Must be called before a screen begins a search that may take long.
+        """Allow the head of the screen to be sent. A screen must call this before a search that may take long.
 
-        If the broker was not reached yet, it is asked for its time: if it does not answer, the status can still say so.
-        Raises what the broker's driver raises.
+        If the broker was not reached yet, it is asked for its time first: the HTTP status can still report an error.
         """
         if not is_reached:
             self.transport.now_ms()
         self.searches()
 
     def search(self) -> AbstractContextManager[None]:
-        """One search, in its turn, after the others of this page. Raises `Refused` if it waits too long."""
+        """One search, which waits for the earlier searches of this page. Raises `Refused` if it waits too long."""
         return self.desk.searches.one(self.turn)
 
     def screen(self) -> AbstractContextManager[None]:
-        """A whole screen: if each question costs the broker much (RabbitMQ), it is a search. Raises as `search`."""
+        """A whole screen. On RabbitMQ, where reading is expensive, it is a search. Raises as `search`."""
         return self.search() if leaves_marks(self.transport) and not self.form else nullcontext()
 
     def first(self, name: str) -> str:
-        """A value of the form, or else of the address; empty if there is none."""
+        """The first value of this name in the form, or in the address; empty if there is none."""
         return next(iter(self._given(name)), "").strip()
 
     def many(self, name: str) -> tuple[str, ...]:
-        """All values of this name that are not empty."""
+        """All non-empty values of this name."""
         return tuple(each.strip() for each in self._given(name) if each.strip())
 
     def _given(self, name: str) -> list[str]:
         return self.form[name] if name in self.form else self.query.get(name, [])
 
     def number(self, name: str, otherwise: int | None = None) -> int | None:
-        """A number of the address. Raises `InputError`."""
+        """The first value as a number. Raises `InputError`."""
         given = self.first(name)
         return _number(name, given) if given else otherwise
 
     def numbers(self, name: str) -> list[int]:
-        """All numbers of this name. Raises `InputError`."""
+        """All values as numbers. Raises `InputError`."""
         return [_number(name, each) for each in self.many(name)]
 
     def href(self, path: str, /, **query: Any) -> str:
-        """The address of a screen of this page; what is None or empty is left out."""
+        """The address of a screen of this page, without empty values."""
         pairs = [(name.rstrip("_").replace("_", "-"), value) for name, value in query.items() if value not in (None, "", ())]
-        said = urlencode(pairs, doseq=True)
-        return f"{quote(self.root)}{path}{'?' if said else ''}{said}"
+        encoded = urlencode(pairs, doseq=True)
+        return f"{quote(self.root)}{path}{'?' if encoded else ''}{encoded}"
 
     @property
     def again(self) -> dict[str, Any]:
-        """The query of this address, to ask for it once more."""
-        return (
-            {}
-            if self.form
-            else {name.replace("-", "_"): values for name, values in self.query.items() if name.isidentifier() or "-" in name}
-        )
+        """The query of this address, for a link that repeats the request."""
+        query = {} if self.form else self.query
+        return {name.replace("-", "_"): values for name, values in query.items() if name.isidentifier() or "-" in name}
 
     def acting(self) -> str:
-        """The user's name; called right before a change. Raises `Refused` if the page has answered "too late" already."""
+        """Return the user's name. Call it right before a change. Raises `Refused` if the page has already answered "too late"."""
         self.turn.begin()
         return self.user.name
 
@@ -147,7 +143,7 @@ class Asked:
         return self.desk.allows.may(action, queues) and self.user.may(action, queues)
 
     def require(self, action: str, *queues: str) -> None:
-        """Raises `Refused` if `may` says no."""
+        """Raise `Refused` if `may` is False."""
         if not self.may(action, *queues):
             where = f" for {harmless(queues[0]) or 'every queue'}" if queues else ""
             if not self.desk.allows.may(action, queues):
@@ -158,7 +154,7 @@ class Asked:
 
 
 def _number(name: str, given: str) -> int:
-    if not given.isascii() or not given.isdecimal() or len(given) > 18:  # noqa: PLR2004 - digits that any integer of the broker holds
+    if not given.isascii() or not given.isdecimal() or len(given) > 18:  # noqa: PLR2004 - fits into 64 bits
         msg = f"{name} = {given!r} is not a number"
         raise InputError(msg)
     return int(given)

@@ -1,7 +1,7 @@
-"""The head of a screen that searches: it is sent early, so that the browser shows it while the rest is looked for.
+"""Sends the head of a screen early, so that the browser shows it during a search.
 
-A screen says when it begins to search (`Asked.head_first`): the broker has answered then. If the search is not over soon, the
-answer begins with status 200 and the head. A later error is shown in place of the rest.
+A screen reports the beginning of a search (`Asked.head_first`); by then the broker has answered once. If the search takes longer,
+the answer begins with status 200 and the head. A later error is shown in place of the rest.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
     from starlette.responses import Response
 
-#: Seconds that a search may take before the head is sent.
+#: Seconds of a search before the head is sent.
 SOON = 0.02
-#: Where the head ends (`base.html`).
+#: The end of the head (`base.html`).
 MAIN = b'<main id="main">'
 
 
 class Early:
-    """One request for a screen. `head` draws a screen with nothing below its head."""
+    """One request for a screen. `head` renders a screen that has only its head."""
 
     def __init__(self, head: Callable[[], bytes]) -> None:
         self._head = head
@@ -31,28 +31,28 @@ class Early:
         self._begun = asyncio.Event()
 
     def searches(self) -> None:
-        """The screen begins to search; called in the thread that draws it."""
+        """Report that a search begins. Called in the thread that renders the screen."""
         self._loop.call_soon_threadsafe(self._begun.set)
 
-    async def answer(self, drawn: Coroutine[None, None, Response]) -> Response:
-        """The whole screen; or its head, with the rest to follow."""
-        drawing = asyncio.ensure_future(drawn)
+    async def answer(self, rendering: Coroutine[None, None, Response]) -> Response:
+        """Return the whole screen, or a stream of its head and then the rest."""
+        screen = asyncio.ensure_future(rendering)
         searching = asyncio.ensure_future(self._begun.wait())
         try:
-            await asyncio.wait({drawing, searching}, return_when=asyncio.FIRST_COMPLETED)
-            if not drawing.done():
-                await asyncio.wait({drawing}, timeout=SOON)
+            await asyncio.wait({screen, searching}, return_when=asyncio.FIRST_COMPLETED)
+            if not screen.done():
+                await asyncio.wait({screen}, timeout=SOON)
         except asyncio.CancelledError:
-            drawing.cancel()
+            screen.cancel()
             raise
         finally:
             searching.cancel()
-        return drawing.result() if drawing.done() else StreamingResponse(self._parts(drawing), media_type="text/html")
+        return screen.result() if screen.done() else StreamingResponse(self._parts(screen), media_type="text/html")
 
-    async def _parts(self, drawing: asyncio.Future[Response]) -> AsyncIterator[bytes]:
+    async def _parts(self, screen: asyncio.Future[Response]) -> AsyncIterator[bytes]:
         try:
             yield self._head().partition(MAIN)[0]
-            before, main, rest = bytes((await drawing).body).partition(MAIN)
-            yield main + rest or before  # a client that takes no HTML gets an error as plain text, without a head
+            before, main, rest = bytes((await screen).body).partition(MAIN)
+            yield main + rest or before  # an error as plain text has no head
         finally:
-            drawing.cancel()
+            screen.cancel()

@@ -1,8 +1,8 @@
-"""The checks of every request (its host, its method, the sender of a form), and the security headers of every answer.
+"""Checks every request (its host, its method, the sender of a form), and adds security headers to every answer.
 
-A form is accepted if the browser says that it comes from this page (`Sec-Fetch-Site`, or else `Origin`), and if it has the token
-that this page has put into it: a value made of a cookie that no other page can read. An unknown host name is refused, so that
-nobody can point a name of their own at this page. An IP address is always accepted.
+A form is accepted if the browser says that it comes from this page (`Sec-Fetch-Site`, otherwise `Origin`), and if it has this
+page's token, which is derived from a cookie that no other page can read. An unknown host name is refused, against DNS rebinding. An
+IP address is always accepted.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
-#: The most that a form may hold, how many fields, and how long it may take to arrive.
+#: The maximum bytes and fields of a form, and the maximum seconds until it has arrived.
 MAX_BODY, MAX_FIELDS, BODY_SECONDS = 1024 * 1024, 200, 10.0
-#: A host, and the port behind it, as a request names it; no user, no path.
+#: A host and its port in a request.
 HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::\d{0,5})?", re.IGNORECASE | re.ASCII)
-#: The most of an address behind the host.
+#: The maximum length of a query.
 MAX_QUERY = 8192
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; "
@@ -45,12 +45,12 @@ HEADERS = {
     b"cross-origin-resource-policy": b"same-origin",
     b"permissions-policy": b"camera=(), geolocation=(), microphone=()",
 }
-#: What the page says if it meets a bug.
+#: The text for an unexpected error.
 FAILURE = "This is an error in redelivery: its log says what happened."
 
 
 class Refused(Exception):
-    """A request that is not carried out: a status, and why."""
+    """A request that is not carried out: an HTTP status, and why."""
 
     def __init__(self, status: int, why: str) -> None:
         super().__init__(why)
@@ -60,7 +60,7 @@ class Refused(Exception):
 class Guard:
     """The ASGI application around the page: refuses other hosts and methods, and adds the security headers to every answer.
 
-    `hosts` are the names that the page may be asked by; None if another application has checked the host already.
+    `hosts` are the accepted host names; None if another application checks the host.
     """
 
     def __init__(self, app: ASGIApp, hosts: Collection[str] | None) -> None:
@@ -68,7 +68,7 @@ class Guard:
         self._hosts = None if hosts is None else {each.lower().rstrip(".") for each in hosts}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, as ASGI asks; the page has no web sockets."""
+        """Answer an ASGI request. The page has no web sockets."""
         if scope["type"] != "http":
             if scope["type"] == "websocket":
                 await send({"type": "websocket.close", "code": 1000})
@@ -115,13 +115,13 @@ def _is_known(host: str, names: Collection[str]) -> bool:
 
 
 def _name(host: str) -> str:
-    """A host without its port; empty if it is not a host."""
+    """Return a host without its port; empty if it is not a host."""
     found = HOST.fullmatch(host)
     return "" if found is None else (found[1] or found[2]).lower().rstrip(".")
 
 
 def is_same_origin(headers: Headers) -> bool:
-    """Whether a form comes from this page, as the browser reports it; other clients do not report it, and are accepted."""
+    """Whether the browser reports that a form comes from this page. Other clients report nothing, and are accepted."""
     site, origin = headers.get("sec-fetch-site"), headers.get("origin")
     if site is not None:
         return site == "same-origin"
@@ -132,13 +132,13 @@ def is_same_origin(headers: Headers) -> bool:
 
 
 class FormCookie:
-    """The cookie that forms are signed with: random bytes that nobody can guess, made when the first form is shown."""
+    """The cookie that signs forms: random bytes, made when the first form is shown."""
 
     name = "redelivery_form"
 
     def __init__(self, request: Request) -> None:
         given = request.cookies.get(self.name, "")
-        self.is_new = not (len(given) == 64 and given.isalnum())  # noqa: PLR2004 - as it is made below
+        self.is_new = not (len(given) == 64 and given.isalnum())  # noqa: PLR2004 - two characters for each byte below
         self.value = secrets.token_hex(32) if self.is_new else given
 
     def token(self, user: str) -> str:
@@ -146,17 +146,17 @@ class FormCookie:
         return form_token_of(self.value, user)
 
     def signed(self, user: str, given: str) -> bool:
-        """Whether a form came from a page that was made for this user."""
+        """Whether a form has the token of this user."""
         return not self.is_new and hmac.compare_digest(self.token(user).encode(), given.encode("utf-8", "replace"))
 
 
 def form_token_of(cookie: str, user: str) -> str:
-    """The token in the forms of a user who has this cookie."""
+    """Return the token in the forms of a user who has this cookie."""
     return hmac.new(cookie.encode(), b"form\0" + user.encode("utf-8", "replace"), hashlib.sha256).hexdigest()
 
 
 async def form_of(request: Request) -> dict[str, list[str]]:
-    """The fields of a form. Raises `Refused` if it is too long, takes too long, or is not a form."""
+    """Read the fields of a form. Raises `Refused` if it is too long, arrives too late, or is not a form."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/x-www-form-urlencoded":
         raise Refused(415, "The page takes only forms, as a browser sends them.")

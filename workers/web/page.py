@@ -1,7 +1,7 @@
-"""The page: its routes, and how a request becomes an answer.
+"""The page: its routes, and how a request is answered.
 
-A request passes the guard, then the login. One of a few threads looks the screen up and draws it, within a bounded time.
-If the broker refuses or does not answer, the page says so and stays up. A form changes something only if its user may do it.
+A request passes the guard, then the login. One of a few threads renders the screen, within a bounded time. If the broker refuses or
+does not answer, the screen says so.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from redelivery.display import harmless
-from redelivery.errors import BrokerError, InputError, RedeliveryError
+from redelivery.errors import BrokerError, RedeliveryError
 from redelivery.middleware.logs import log
 
 from ..brokers.broker_words import broker_message
 from . import views
 from .access import ACTIONS, TokenLogin, User
 from .asked import Asked, Desk, Go, Shown
-from .beside import Beside
 from .early import Early
 from .guard import FAILURE, FormCookie, Guard, Refused, form_of, is_same_origin
-from .shared.asking import Asking, Turn
+from .runner import PageRunner
 from .shared.source import Source
 from .shared.streams import Streams
+from .shared.threads import Threads, Turn
 from .words import environment
 
 if TYPE_CHECKING:
@@ -44,16 +44,16 @@ if TYPE_CHECKING:
     from .access import Allowed, Login
 
 
-#: The addresses of the login's form, and of the files that the page loads.
+#: The addresses of the login's form, and of static files.
 LOGIN, STATIC = "/login", "/static"
-#: The two parts of a text: what went wrong; and what to do, or what the broker said.
+#: The two parts of an error text: what went wrong; and what to do, or the broker's own text.
 _HEADING = re.compile(r"(the (?:broker|page)[^:(]{1,90}?)(?:: | (?=\())(.+)", re.DOTALL | re.IGNORECASE)
 
 
 class Page:
-    """One page for one app. `hosts` is as `Guard` has it; `allow` bounds what any user may do.
+    """One page for one app. `hosts` is as in `Guard`; `allow` limits the rights of all users.
 
-    With `carries_out`, a runner of operations runs beside it (`Beside`), if the page allows any action.
+    With `carries_out`, the process also runs operations (`PageRunner`), if the page allows any action.
     """
 
     def __init__(
@@ -70,11 +70,11 @@ class Page:
         self.allows = User("page", allow)
         self._source, self._login, self._is_live = Source(runtime), login, is_live
         self._desk = Desk(self._source, self.allows, books)
-        self._asking, self._slow, self._reading = Asking(), Asking(), Asking()
-        self._streams = Streams(self._desk.sampler, self._asking)
-        self._beside = Beside(self._source) if carries_out and self.allows.actions else None
+        self._fast, self._slow, self._reading = Threads(), Threads(), Threads()
+        self._streams = Streams(self._desk.sampler, self._fast)
+        self._runner = PageRunner(self._source) if carries_out and self.allows.actions else None
         self._templates = environment()
-        self._templates.get_template("head.html")  # compiled here, and not while the first request waits
+        self._templates.get_template("head.html")  # compiled before the first request
         static = StaticFiles(directory=str(files("redelivery.workers.web.static")))
         routes = [
             Mount(STATIC, _Cached(static)),
@@ -86,67 +86,65 @@ class Page:
         self.asgi = Guard(Starlette(routes=routes, exception_handlers={404: self._not_found, 405: self._not_found}), hosts)
 
     async def _answer(self, path: str, view: Callable[[Asked], Shown | Go], request: Request) -> Response:
-        """A screen."""
-        user = await self._user(request)
+        """Answer a request for a screen."""
+        user = await self._login.user(request)
         if user is None:
             return self._log_in_first(request)
         early = Early(lambda: self._head(path, asked))
-        asked = Asked(
-            self._desk, user, request.scope.get("root_path", ""), request.url.path, _pairs(request), searches=early.searches
-        )
+        asked = Asked(self._desk, user, _root(request), request.url.path, _pairs(request), searches=early.searches)
         cookie = FormCookie(request)
-        answer = await early.answer(self._drawn(request, view, asked, cookie, self._threads(path, asked)))
+        answer = await early.answer(self._render(request, view, asked, cookie, self._threads(path, asked)))
         if cookie.is_new:
             _set_cookie(request, answer, cookie.name, cookie.value)
         return answer
 
     async def _act(self, view: Callable[[Asked], Shown | Go], request: Request) -> Response:
-        """A form, and the screen that it leads to."""
-        user = await self._user(request)
+        """Answer a form."""
+        user = await self._login.user(request)
         if user is None:
             return self._log_in_first(request)
-        asked = Asked(self._desk, user, request.scope.get("root_path", ""), request.url.path, _pairs(request))
+        asked = Asked(self._desk, user, _root(request), request.url.path, _pairs(request))
         try:
             form = await _own_form(request, user)
         except Refused as exc:
             log.warning("web.form_refused", path=request.url.path, user=user.name, why=exc.why)
             return self._failed(request, asked, exc.status, exc.why)
         asked = Asked(self._desk, user, asked.root, asked.path, asked.query, form or {"": [""]}, Turn(asked.path, user.name))
-        return await self._drawn(request, view, asked, FormCookie(request), self._asking)
+        return await self._render(request, view, asked, FormCookie(request), self._fast)
 
-    async def _drawn(
-        self, request: Request, view: Callable[[Asked], Shown | Go], asked: Asked, cookie: FormCookie, threads: Asking
+    async def _render(
+        self, request: Request, view: Callable[[Asked], Shown | Go], asked: Asked, cookie: FormCookie, threads: Threads
     ) -> Response:
         try:
-            return await threads.run(asked.turn, self._made, view, asked, cookie, asks_broker=threads is not self._reading)
+            return await threads.run(asked.turn, self._view, view, asked, cookie, asks_broker=threads is not self._reading)
         except Refused as exc:
             return self._failed(request, asked, exc.status, exc.why)
-        except (InputError, BrokerError, RedeliveryError) as exc:
-            if isinstance(exc, BrokerError):
-                return self._failed(request, asked, 503, _with_result(asked, str(exc)))
+        except BrokerError as exc:
+            return self._failed(request, asked, 503, _with_result(asked, str(exc)))
+        except RedeliveryError as exc:
             return self._failed(request, asked, 400, str(exc))
         except Exception as exc:  # noqa: BLE001 - the next request may be answered
-            said = broker_message(exc)
-            if said is None:
+            message = broker_message(exc)
+            if message is None:
                 log.exception("web.failed", path=request.url.path)
                 return self._failed(request, asked, 500, _with_result(asked, FAILURE))
-            return self._failed(request, asked, 503, _with_result(asked, said))
+            return self._failed(request, asked, 503, _with_result(asked, message))
 
-    def _threads(self, path: str, asked: Asked) -> Asking:
-        """The threads that draw this screen: searches have their own, and a screen that only reads files waits for no broker."""
+    def _threads(self, path: str, asked: Asked) -> Threads:
+        """The threads that render this screen. Searches have their own; a screen that only reads files waits for no broker."""
         if not views.asks_broker(path, asked.query):
             return self._reading
-        return self._slow if path in views.SLOW else self._asking
+        return self._slow if path in views.SLOW else self._fast
 
     def _head(self, path: str, asked: Asked) -> bytes:
-        """A screen with nothing below its head."""
+        """A screen that has only its head."""
         return bytes(self._html(asked, Shown("head.html", {"here": path, "title": views.TITLES[path]}), "", 0).body)
 
-    def _made(self, view: Callable[[Asked], Shown | Go], asked: Asked, cookie: FormCookie, *, asks_broker: bool) -> Response:
+    def _view(self, view: Callable[[Asked], Shown | Go], asked: Asked, cookie: FormCookie, *, asks_broker: bool) -> Response:
         with asked.screen() if asks_broker else nullcontext():
             shown = view(asked)
-        if self._beside is not None and asks_broker:
-            self._beside.start()
+        if self._runner is not None and asks_broker:
+            self._runner.start()
         if isinstance(shown, Go):
             return RedirectResponse(asked.href(shown.path, **shown.query), status_code=303)
         return self._html(asked, shown, cookie.token(asked.user.name), self._source.now_ms() if asks_broker else 0)
@@ -172,22 +170,17 @@ class Page:
         heading, why = _in_two(harmless(why)) if status == 503 else ("", harmless(why))  # noqa: PLR2004 - HTTP's number
         values: dict[str, Any] = {"heading": heading, "why": why, "status": status}
         if heading:
-            values["is_live"] = False  # the stream of live figures would only repeat this error above it
+            values["is_live"] = False  # the stream of live figures would only repeat this error
         return self._html(asked, Shown("failed.html", values, status), "", 0)
 
-    async def _user(self, request: Request) -> User | None:
-        return await self._login.user(request)
-
-    def _log_in_first(self, request: Request) -> Response:
-        root = request.scope.get("root_path", "")
+    def _log_in_first(self, request: Request, *, is_wrong: bool = False) -> Response:
         has_form = isinstance(self._login, TokenLogin)
-        text = self._templates.get_template("login.html").render(root=quote(root), has_form=has_form, is_wrong=False)
+        text = self._templates.get_template("login.html").render(root=quote(_root(request)), has_form=has_form, is_wrong=is_wrong)
         return HTMLResponse(text, 401)
 
     async def _log_in(self, request: Request) -> Response:
-        """Take the token, from the address that was printed or from the form, and go on without it in the address."""
-        assert isinstance(self._login, TokenLogin)  # noqa: S101 - the route is made for it alone
-        root = request.scope.get("root_path", "")
+        """Take the token from the printed address or from the form, and redirect to an address without it."""
+        assert isinstance(self._login, TokenLogin)  # noqa: S101 - the route exists only for it
         if request.method == "POST":
             try:
                 given = (await _form(request)).get("token", [""])[0].strip()
@@ -196,47 +189,46 @@ class Page:
         else:
             given = request.query_params.get("token", "")
         if not self._login.accepts(given):
-            text = self._templates.get_template("login.html").render(root=quote(root), has_form=True, is_wrong=bool(given))
-            return HTMLResponse(text, 401)
-        answer = RedirectResponse(f"{quote(root)}/", 303)
+            return self._log_in_first(request, is_wrong=bool(given))
+        answer = RedirectResponse(f"{quote(_root(request))}/", 303)
         _set_cookie(request, answer, self._login.cookie, self._login.session)
         return answer
 
     async def _live(self, request: Request) -> Response:
-        if await self._user(request) is None:
+        if await self._login.user(request) is None:
             return PlainTextResponse("log in first\n", 401)
         if not self._is_live or "wsgi_environ" in request.scope:
-            return Response(status_code=204)  # a browser does not ask again
+            return Response(status_code=204)  # the browser does not connect again
         return self._streams.stream()
 
     async def _not_found(self, request: Request, exc: Exception) -> Response:
-        user = await self._user(request)
+        user = await self._login.user(request)
         if user is None:
             return self._log_in_first(request)
-        asked = Asked(self._desk, user, request.scope.get("root_path", ""), request.url.path, {})
+        asked = Asked(self._desk, user, _root(request), request.url.path, {})
         return self._failed(request, asked, getattr(exc, "status_code", 404), "The page has no such screen.")
 
 
 def _with_result(asked: Asked, why: str) -> str:
-    """What went wrong with a request; for a form, also whether it may have changed something."""
+    """Return the error's text; for a form, also whether it may have changed something."""
     return why if not asked.form or "changed nothing" in why else f"{why.rstrip('.')}. {asked.turn.result}"
 
 
 def _in_two(why: str) -> tuple[str, str]:
-    """What went wrong with the broker as a heading, and what remains to be said below it."""
+    """Split an error of the broker into a heading and a text."""
     found = _HEADING.match(why)
     return ("The broker does not answer", why) if found is None else (found[1][0].upper() + found[1][1:], found[2])
 
 
 async def _form(request: Request) -> dict[str, list[str]]:
-    """The fields of a form that was not sent by another site. Raises `Refused`."""
+    """Read a form. Raises `Refused` if another site sent it."""
     if not is_same_origin(request.headers):
         raise Refused(403, "This form was sent by another site. Nothing was changed.")
     return await form_of(request)
 
 
 async def _own_form(request: Request, user: User) -> dict[str, list[str]]:
-    """The fields of a form that this page has made for this user. Raises `Refused`."""
+    """Read a form. Raises `Refused` if this page did not make it for this user."""
     form = await _form(request)
     if not FormCookie(request).signed(user.name, form.pop("token", [""])[0]):
         raise Refused(403, "This form does not come from this page, or it is too old: open the page again. Nothing was changed.")
@@ -244,7 +236,7 @@ async def _own_form(request: Request, user: User) -> dict[str, list[str]]:
 
 
 class _Cached:
-    """Files of the page, which a browser keeps for a while and asks again whether they are the same."""
+    """Static files, which a browser keeps and revalidates."""
 
     def __init__(self, app: StaticFiles) -> None:
         self._app = app
@@ -258,6 +250,11 @@ class _Cached:
         await self._app(scope, receive, kept)
 
 
+def _root(request: Request) -> str:
+    root: str = request.scope.get("root_path", "")
+    return root
+
+
 def _pairs(request: Request) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for name, value in request.query_params.multi_items():
@@ -266,6 +263,6 @@ def _pairs(request: Request) -> dict[str, list[str]]:
 
 
 def _set_cookie(request: Request, answer: Response, name: str, value: str) -> None:
-    path = quote(request.scope.get("root_path", "")) or "/"
+    path = quote(_root(request)) or "/"
     is_secure = request.url.scheme == "https"
     answer.set_cookie(name, value, path=path, httponly=True, samesite="strict", secure=is_secure)

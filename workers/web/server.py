@@ -1,4 +1,4 @@
-"""The page's own server, if no other application serves the page. It runs until SIGTERM or SIGINT."""
+"""The page's own server, for a page that no other application serves. It runs until SIGTERM or SIGINT."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
 
-#: Requests and streams at once; seconds that a connection may be idle, and that open streams may take to end.
+#: The maximum number of connections; the maximum seconds of an idle connection, and until open streams have ended.
 CONNECTIONS, IDLE, ENDING = 1000, 15, 2
-#: Bytes of the head of a request.
+#: The maximum bytes of the head of a request.
 MAX_HEAD = 32 * 1024
 
 
 class Connection(H11Protocol):
-    """A connection that is closed if no whole head of a request arrives between two looks: uvicorn would wait for ever."""
+    """A connection that is closed if no whole head of a request arrives in time: uvicorn would wait for ever."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn has it
-        """As asyncio calls it."""
+        """As in `asyncio.Protocol`."""
         super().connection_made(transport)
-        self.loop.call_later(IDLE, self._look, self.cycle)
+        self.loop.call_later(IDLE, self._close_idle, self.cycle)
 
-    def _look(self, before: object) -> None:
+    def _close_idle(self, before: object) -> None:
         if self.conn.their_state is h11.IDLE and self.cycle is before:
             self.transport.close()
         elif not self.transport.is_closing():
-            self.loop.call_later(IDLE, self._look, self.cycle)
+            self.loop.call_later(IDLE, self._close_idle, self.cycle)
 
 
 def serve(app: ASGIApp, listening: socket.socket) -> None:

@@ -1,6 +1,6 @@
-"""The templates, and the words for what they show.
+"""The templates, and their filters.
 
-Everything that a template prints is escaped and passes `display.safe`, so that neither control characters nor invisible ones reach
+Everything that a template prints is escaped and passes `display.safe`, so that control characters and invisible ones do not reach
 the page.
 """
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from jinja2.runtime import Context
 
 
-#: Characters of an id in a table, and of a text in a table.
+#: The maximum number of characters of an id, and of a text, in a table.
 SHORT_ID, MAX_TEXT = 8, 300
 #: The text for a missing value.
 NONE = "\N{EN DASH}"
-#: Options of an operation whose names say too little without the command line's help.
+#: Clearer names for options of an operation.
 OPTIONS = {
     "canary_wait": "canary waits",
     "abort_after": "stop after deaths",
@@ -36,13 +36,13 @@ OPTIONS = {
     "to": "to queue",
     "create": "create the queue",
 }
-#: The most that is shown of one value.
+#: The maximum number of characters of one value.
 MAX_SHOWN = 65_536
 
 
 def environment() -> Environment:
-    """The templates of the page."""
-    made = Environment(
+    """Return the templates of the page."""
+    templates = Environment(
         loader=PackageLoader("redelivery.workers.web", "templates"),
         autoescape=True,
         undefined=StrictUndefined,
@@ -50,7 +50,7 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {
+    templates.filters |= {
         "ago": _ago,
         "due": _due,
         "moment": _moment,
@@ -67,8 +67,8 @@ def environment() -> Environment:
         "word": word,
         "last_word": lambda name: str(name).rpartition(".")[2],
     }
-    made.globals |= {"counted": _counted, "bars": _bars, "drawn": _delays}
-    return made
+    templates.globals |= {"counted": _counted, "bars": _bars, "drawn": _delays}
+    return templates
 
 
 def _harmless(value: Any) -> Any:
@@ -81,14 +81,14 @@ def _time(ms: int, text: str) -> Markup:
 
 
 def _command(text: object) -> Markup:
-    """A text with commands between backticks."""
+    """Format a text that has commands between backticks."""
     parts = [escape(safe(each)) for each in str(text).split("`")]
     return Markup().join(Markup("<code>{}</code>").format(part) if at % 2 else part for at, part in enumerate(parts))
 
 
 @pass_context
 def _ago(context: Context, ms: int | None) -> Markup:
-    """How long ago a time was, with the time itself as its title."""
+    """Return how long ago a time was, with the time itself as its title."""
     if ms is None:
         return escape(NONE)
     now_ms = max(context["now_ms"], ms)
@@ -96,18 +96,16 @@ def _ago(context: Context, ms: int | None) -> Markup:
 
 
 def _moment(ms: float | None) -> str:
-    said = moment(ms)
-    return NONE if said == "-" else said
+    text = moment(ms)
+    return NONE if text == "-" else text
 
 
 def _option(name: str) -> str:
-    """What the page calls an option of an operation, on each of its screens."""
     return OPTIONS.get(name, name)
 
 
 @pass_context
 def _due(context: Context, ms: int) -> Markup:
-    """In how long a time will be."""
     left = ms - context["now_ms"]
     return _time(ms, f"in {span(left / 1000)}" if left > 0 else f"overdue by {span(round(-left / 1000))}")
 
@@ -117,40 +115,36 @@ def _number(value: float) -> str:
 
 
 def _counted(count: int, one: str, many: str) -> str:
-    """A number of things, as the page writes numbers."""
     return f"{_number(count)} {one if count == 1 else many}"
 
 
 def _short(task_id: str) -> str:
-    """The first characters of an id: fewer if it is as long as a UUID."""
-    return task_id[:SHORT_ID] if len(task_id) == 36 else _brief(task_id, 24)  # noqa: PLR2004 - of a UUID
+    return task_id[:SHORT_ID] if len(task_id) == 36 else _brief(task_id, 24)  # noqa: PLR2004 - the length of a UUID
 
 
 def _brief(text: object, most: int = MAX_TEXT) -> str:
-    """The beginning of a text."""
     shown = str(text)
     return shown if len(shown) <= most else f"{shown[: most - 1]}…"
 
 
 def _block(text: object) -> Markup:
-    """Text of many lines."""
+    """Format a text of many lines."""
     shown = str(text)
     cut = f"\n… ({len(shown):,} characters; all of it is in what `redelivery dlq export` writes)" if len(shown) > MAX_SHOWN else ""
     return Markup("\n").join(safe(line) for line in (shown[:MAX_SHOWN] + cut).splitlines())
 
 
 def _lines(text: object) -> Markup:
-    """Text of many lines, not cut, for a form's field."""
+    """Format a text of many lines for a form's field, without a limit."""
     return Markup("\n").join(safe(line) for line in str(text).split("\n"))
 
 
 def _pretty(value: Any) -> Markup:
-    """A value as JSON."""
     return _block(json.dumps(plain(value), indent=2, ensure_ascii=False, default=str))
 
 
 def _bars(counts: Sequence[int], label: str, *, width: int = 120, height: int = 24) -> Markup:
-    """Counts as bars of one picture, for people who see it; the label says the same in words."""
+    """Draw counts as bars. The label says the same in words."""
     top, step = max([1, *counts]), width / max(len(counts), 1)
     drawn = Markup("").join(
         Markup('<rect x="{}" y="{}" width="{}" height="{}"></rect>').format(
@@ -164,7 +158,7 @@ def _bars(counts: Sequence[int], label: str, *, width: int = 120, height: int = 
 
 
 def _delays(rows: Sequence[tuple[int, float, float, bool]], longest: float) -> Markup:
-    """The next delays, each as a bar from its least to its greatest; the table beside it says the same in words."""
+    """Draw the next delays, each as a bar from its least to its greatest value. A table on the screen says the same in words."""
     width, step = 240, 20
     drawn = Markup("").join(
         Markup(

@@ -27,8 +27,8 @@ from redelivery.workers.operations.runs import operation
 from redelivery.workers.operations.runs.operation import Kind, Options, State
 from redelivery.workers.web.guard import form_token_of
 from redelivery.workers.web.shared import streams
-from redelivery.workers.web.shared.asking import Asking
 from redelivery.workers.web.shared.figures import Figures
+from redelivery.workers.web.shared.threads import Threads
 from redelivery.workers.web.views import letters, queues
 from tests.support.desk import LETTERS, QUEUE, Desk, copies, task_message
 from tests.support.running import until
@@ -410,7 +410,7 @@ def test_a_look_that_fails_is_said_once_and_open_pages_hear_of_the_next_one(monk
     sampler: Any = Broken()
 
     async def heard() -> list[Any]:
-        stream: Any = streams.Streams(sampler, Asking()).stream()
+        stream: Any = streams.Streams(sampler, Threads()).stream()
         said: list[Any] = []
         async for line in stream.body_iterator:
             if line.startswith("data: "):

@@ -11,8 +11,8 @@ import pytest
 
 from redelivery.workers.web.guard import Refused
 from redelivery.workers.web.shared import searches
-from redelivery.workers.web.shared.asking import Turn
 from redelivery.workers.web.shared.searches import Searches
+from redelivery.workers.web.shared.threads import Turn
 from tests.support.running import until
 
 

@@ -28,7 +28,7 @@ def left_by_all(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> tuple[Survey, Co
     monkeypatch.setattr(survey, "UNREAD", 0.0)
     made = Survey(Source(desk.install), Searches())
     left = made.of("", {LETTERS: 20})
-    until(lambda: not made._walking, 30, "the walk to end")
+    until(lambda: not made._counting, 30, "the walk to end")
     return made, left
 
 

@@ -1,1 +1,1 @@
-"""What the screens share: questions to the broker in bounded time, and what is looked at once for everybody."""
+"""What the screens share: threads with bounded time, and data of the broker that is read once for all users."""

@@ -1,4 +1,4 @@
-"""The figures of one look at the broker: which of them a page shows live, and the alarms that follow from them."""
+"""The figures of the broker: which of them a page shows live, and the resulting alarms."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
     from ...operations.metrics.rates import Rates
     from ...ports import Condition, Gauge
 
-#: Seconds after which a due message counts as late, and the part of the outcome log from which the log counts as full.
+#: A due message is late after these seconds; from this part of its cap on, the outcome log counts as full.
 LATE, FULL = 30, 0.8
-#: Seconds after which figures count as old: more than a page shows of a broker that answers at once.
+#: Figures are old after these seconds.
 OLD = 5.0
-#: The part of its memory from which a broker counts as nearly full.
-NEARLY = 0.9
+#: From this part of its memory on, a broker is nearly full.
+NEARLY_FULL = 0.9
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One look. `rates` is what the outcome log has of the last hour, None if it cannot be read without being consumed.
+    """The figures at one moment. `rates` are of the last hour; None if the outcome log cannot be read without consuming it.
 
-    `condition` is what the broker reports about itself, if it does. `began` is when the look began, by the monotonic clock.
+    `condition` is what the broker reports about itself. `began` is the beginning of the measurement, by the monotonic clock.
     """
 
     families: dict[str, Family]
@@ -41,7 +41,7 @@ class Figures:
 
     @property
     def caveat(self) -> str:
-        """A warning that the figures are old; empty if they are not."""
+        """A warning if the figures are old; otherwise empty."""
         age = time.monotonic() - self.began
         return f"The broker answers slowly: these figures are {span(int(age))} old." if age >= OLD else ""
 
@@ -50,11 +50,11 @@ class Figures:
         return sum(each.value for each in self._samples(name))
 
     def most(self, name: str) -> float:
-        """Its greatest value."""
+        """The greatest value of a metric."""
         return max((each.value for each in self._samples(name)), default=0)
 
     def by(self, name: str, label: str) -> dict[str, float]:
-        """Its values by one of their labels."""
+        """The values of a metric by one of its labels."""
         return {each.labels.get(label, ""): each.value for each in self._samples(name)}
 
     def _samples(self, name: str) -> Sequence[Gauge]:
@@ -66,7 +66,7 @@ class Figures:
 
 
 def live(figures: Figures) -> dict[str, str]:
-    """The figures that change while a screen is open, as texts."""
+    """Return the figures that change while a screen is open, as texts."""
     oldest = figures.most("oldest_dead_letter_age_seconds")
     shown = {
         "waiting": f"{figures.total('queue_messages'):,.0f}",
@@ -84,7 +84,7 @@ def live(figures: Figures) -> dict[str, str]:
 
 
 def alarms(figures: Figures) -> list[tuple[str, str]]:
-    """What an operator should look at, and what to do about it."""
+    """Return what needs an operator, and what to do."""
     found = list(_of_broker(figures.condition))
     late, delayed = figures.most("overdue_seconds"), figures.total("delayed_messages")
     if late > LATE:
@@ -105,12 +105,12 @@ def alarms(figures: Figures) -> list[tuple[str, str]]:
 
 
 def _of_broker(condition: Condition | None) -> Iterator[tuple[str, str]]:
-    """The alarms of a broker that takes no publications, or soon will take none."""
+    """Yield the alarms of a broker that accepts no publications, or soon will not."""
     used, most = (condition and condition.memory) or (0, 0)
     if most and used >= most:
         todo = "It refuses publications, or deletes messages: raise its `maxmemory`. Dead letters can still be redriven and purged."
         yield "The broker is full: it uses all of its memory.", todo
-    elif most and used >= NEARLY * most:
+    elif most and used >= NEARLY_FULL * most:
         todo = "A full broker refuses publications, or deletes messages: raise its `maxmemory`."
         yield f"The broker is nearly full: it uses {used / most:.0%} of its memory.", todo
     if condition is not None and condition.alarm:

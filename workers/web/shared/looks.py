@@ -1,4 +1,4 @@
-"""Looks at dead letters on a broker where a look leaves marks: each is kept for a while, for a screen that is opened again."""
+"""Looks: on a broker where reading marks dead letters, a look reads some and keeps them for the following screens."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
     from ...operations.letters.reading.browse import Browsed
 
 
-#: Dead letters of one look; queues whose look is kept, and for how many seconds; and the least between two looks into one queue.
+#: Dead letters of one look; how many looks are kept, and for how many seconds; the minimum seconds between two looks at one queue.
 LIMIT, QUEUES, KEPT, PAUSE = 200, 20, 900.0, 10.0
 
 
 def leaves_marks(transport: Transport) -> bool:
-    """Whether a look into a dead-letter queue marks its dead letters on this broker."""
+    """Whether reading a dead letter marks it on this broker."""
     return Capability.BROWSE_LETTERS_UNMARKED not in transport.capabilities
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What was seen, and when."""
+    """The dead letters of one look, and when it was."""
 
     seen: Browsed
     at_ms: int
@@ -44,22 +44,22 @@ class Looks:
         self._lock = threading.Lock()
 
     def last(self, name: str) -> Look | None:
-        """The last look into this queue, if it is not too old."""
+        """The last look at this queue; None if it is too old."""
         found = self._kept.get(name)
         return found if found is not None and time.monotonic() - found.taken < KEPT else None
 
     def look(self, transport: Transport, name: str) -> Look:
-        """Look, unless the last look is only seconds old; then that one. Raises what the broker's driver raises."""
+        """Look at this queue; if the last look is only seconds old, return that one."""
         with self._lock:
             found = self.last(name)
             if found is not None and time.monotonic() - found.taken < PAUSE:
                 return found
-            made = self._kept[name] = Look(looked(transport, name, LIMIT), transport.now_ms(), time.monotonic())
+            look = self._kept[name] = Look(looked(transport, name, LIMIT), transport.now_ms(), time.monotonic())
             self._kept.move_to_end(name)
             while len(self._kept) > QUEUES:
                 self._kept.popitem(last=False)
-            return made
+            return look
 
     def forget(self, name: str) -> None:
-        """Drop the look into this queue: it is out of date."""
+        """Drop the look at this queue, which has changed."""
         self._kept.pop(name, None)

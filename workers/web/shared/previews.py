@@ -1,7 +1,6 @@
-"""Dry runs that may take long: each is counted once, in its own thread, and shown to everybody who asks for the same one.
+"""Dry runs that may take long. Each runs in its own thread, and requests for the same dry run share it.
 
-A dry run is counted in pieces, and each piece waits for its turn (`Searches`). So others can use the broker, and the application
-that the page is mounted in, meanwhile.
+A dry run has many pieces, and each piece waits for its turn (`Searches`), so that others can use the broker meanwhile.
 """
 
 from __future__ import annotations
@@ -20,16 +19,16 @@ if TYPE_CHECKING:
     from ...operations.runs.preview import Preview
     from .searches import Searches
 
-#: Seconds that the first request waits for a count, that a count is valid after its end, and that it goes on if nobody asks for it.
+#: The maximum seconds that the first request waits, that a result is valid, and that a dry run continues without a request for it.
 TIMEOUT, FRESH, UNREAD = 3.0, 30.0, 60.0
-#: How many are kept, and counted at once.
+#: The maximum number of dry runs that are kept, and that run at the same time.
 KEPT, RUNNING = 20, 4
 UNSEEN = "Nobody looked at this dry run for a minute, so it was given up: ask again."
 
 
 @dataclass(slots=True)
 class Job:
-    """One dry run. `preview` is set when it is done, `error` if it failed; until then it has looked at so many of the `total`."""
+    """One dry run. `preview` is set when it is done, `error` if it failed. It has read `looked_at` of `total` messages."""
 
     preview: Preview | None = None
     error: Exception | None = None
@@ -41,7 +40,7 @@ class Job:
 
     @property
     def is_over(self) -> bool:
-        """Whether it must be counted again: it failed, or ended a while ago."""
+        """Whether the dry run must be repeated: it failed, or ended a while ago."""
         return self.done.is_set() and (self.error is not None or time.monotonic() - self.ended > FRESH)
 
 
@@ -54,7 +53,7 @@ class Previews:
         self._lock = threading.Lock()
 
     def of(self, key: Hashable, count: Callable[[Callable[[Walked], None]], Preview]) -> Job:
-        """The dry run of this plan, done or under way. Raises what it has raised, and `Refused` if too many are under way.
+        """Return the dry run with this key, finished or running. Raises its error, and `Refused` if too many are running.
 
         `count` makes the dry run, and calls its argument after each piece.
         """
@@ -87,7 +86,7 @@ class Previews:
         try:
             with self._turns.one():
                 job.preview = count(another_piece)
-        except Exception as exc:  # noqa: BLE001 - the request that asked for it raises it
+        except Exception as exc:  # noqa: BLE001 - the request raises it
             job.error = exc
         finally:
             job.ended = time.monotonic()

@@ -1,7 +1,6 @@
-"""The figures of the broker, read once for everybody: the broker is asked every two seconds, however many pages are open.
+"""Reads the figures of the broker for all requests: at most every two seconds, in a thread.
 
-A thread of their own reads them. If the broker is slow, a request does not wait until they are read: it gets the last ones, which
-say how old they are.
+If the broker is slow, a request does not wait for new figures: it gets the last ones, which say how old they are.
 """
 
 from __future__ import annotations
@@ -25,21 +24,21 @@ if TYPE_CHECKING:
     from ...ports import Condition
     from .source import Source
 
-#: Seconds between two looks, and between two questions for the broker's condition, which need their own connection to RabbitMQ.
+#: Seconds between two measurements, and between two requests for the broker's condition, which need a new connection to RabbitMQ.
 BEAT, PAUSE = 2.0, 10.0
-#: Seconds that a request waits for the first figures, and for newer ones; and for how long figures are shown at all.
+#: The maximum seconds that a request waits for the first figures, and for newer ones; the maximum age of figures that are shown.
 FIRST, TIMEOUT, KEPT = 6.0, 1.0, 60.0
 SLOW = "The broker answers slowly: its figures are not there yet."
 
 
 class Sampler:
-    """The figures of one page, at most two seconds old if the broker gives them in time."""
+    """The figures for one page; at most two seconds old if the broker answers in time."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
         self._rates: Rates | None = None
         self._lock = threading.Lock()
-        self._looking: Future[Figures] | None = None
+        self._measuring: Future[Figures] | None = None
         self._figures: Figures | None = None
         self._ended = 0.0
         self._condition: Condition | None = None
@@ -47,37 +46,37 @@ class Sampler:
 
     @cached_property
     def living(self) -> Living:
-        """Which workers live, as far as the looks so far show."""
+        """The leases of earlier measurements."""
         return Living(self._source.runtime.settings.lease)
 
     def figures(self) -> Figures:
-        """The newest figures that are there soon. Raises what the broker's driver raises, and `Refused` if there are none yet."""
+        """The newest figures. Raises the errors of the broker's driver, and `Refused` if there are no figures yet."""
         with self._lock:
-            found, look, age = self._figures, self._looking, time.monotonic() - self._ended
+            found, measuring, age = self._figures, self._measuring, time.monotonic() - self._ended
             if found is not None and age < BEAT:
                 return found
-            if look is None:
-                look = self._looking = Future()
-                threading.Thread(target=self._carry_out, args=(look,), name="redelivery-web-figures", daemon=True).start()
+            if measuring is None:
+                measuring = self._measuring = Future()
+                threading.Thread(target=self._run, args=(measuring,), name="redelivery-web-figures", daemon=True).start()
         last = found if age < KEPT else None
-        if wait([look], FIRST if last is None else TIMEOUT).done:
-            return look.result()
+        if wait([measuring], FIRST if last is None else TIMEOUT).done:
+            return measuring.result()
         if last is None:
             raise Refused(503, SLOW)
         return last
 
-    def _carry_out(self, look: Future[Figures]) -> None:
+    def _run(self, measuring: Future[Figures]) -> None:
         try:
-            figures = self._figures = self._look(time.monotonic())
+            figures = self._figures = self._measure(time.monotonic())
             self._ended = time.monotonic()
-        except Exception as exc:  # noqa: BLE001 - the requests that wait for it raise it
-            self._looking = None
-            look.set_exception(exc)
+        except Exception as exc:  # noqa: BLE001 - the waiting requests raise it
+            self._measuring = None
+            measuring.set_exception(exc)
         else:
-            self._looking = None
-            look.set_result(figures)
+            self._measuring = None
+            measuring.set_result(figures)
 
-    def _look(self, began: float) -> Figures:
+    def _measure(self, began: float) -> Figures:
         transport, runtime = self._source.transport, self._source.runtime
         if self._rates is None and Rates.can_read(runtime):
             self._rates = Rates(runtime)
@@ -88,7 +87,7 @@ class Sampler:
         return Figures(families, transport.now_ms(), rates, self._condition_now(), began)
 
     def _condition_now(self) -> Condition | None:
-        """What the broker reports about itself, at most ten seconds old; None if the page's broker user may not ask."""
+        """What the broker reports about itself, at most ten seconds old; None if the broker refuses."""
         checkup = broker_of(self._source.transport).checkup
         if checkup is not None and (self._asked is None or time.monotonic() - self._asked >= PAUSE):
             try:

@@ -1,8 +1,8 @@
-"""The searches of one page: they run one after the other, with rests that are as long as the searches.
+"""Runs the searches of one page one after the other, with pauses that are as long as the searches.
 
-So all of them together use at most half of the time of one client of the broker, however many people search. After a rest they run
-for a second without another rest, so that a single user does not wait. Counts in the background run in pieces, which take turns in
-the same way in a queue of their own: a search does not wait for them.
+So all searches together use at most half of the time of one client of the broker. After a pause they run for a second without
+another pause, so that a single user does not wait. Dry runs and counts in the background have another instance: a search does not
+wait for them.
 """
 
 from __future__ import annotations
@@ -18,19 +18,18 @@ from ..guard import Refused
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from .asking import Turn
+    from .threads import Turn
 
 
-#: Seconds that searches may take without a rest, and that one rest may last. No search of a page takes longer, unless its broker
-#: is slow because of others.
+#: The maximum seconds of searches without a pause, and of one pause.
 AT_ONCE, REST = 1.0, 4.0
-#: Seconds that a request waits until it is the next one. With a rest and a search it must have time (`asking.SECONDS`).
+#: The maximum seconds that a request waits for earlier searches. With a pause and a search, it must end within `threads.SECONDS`.
 WAIT = 4.0
 BUSY = "The page is busy: other searches are under way, and they go one after the other. Nothing was changed; ask again."
 
 
 class Searches:
-    """Searches that go one after the other, in the order in which they were asked for."""
+    """Runs searches one after the other, in the order of the requests."""
 
     def __init__(self) -> None:
         self._moved = threading.Condition()
@@ -39,7 +38,7 @@ class Searches:
 
     @contextmanager
     def one(self, turn: Turn | None = None) -> Iterator[None]:
-        """One search, for this request. Raises as `begin`."""
+        """One search of this request. Raises as `begin`."""
         self.begin(turn)
         try:
             yield
@@ -47,9 +46,9 @@ class Searches:
             self.end()
 
     def begin(self, turn: Turn | None = None) -> None:
-        """Wait until this search is the next one, and until the rest has ended.
+        """Wait for the earlier searches and for the pause.
 
-        Raises `Refused` for a request that waits too long, or was given up meanwhile. Without a `turn` the wait has no bound.
+        Raises `Refused` if the request waits too long, or was given up meanwhile. Without a `turn` there is no limit.
         """
         mine = object()
         with self._moved:
@@ -58,9 +57,9 @@ class Searches:
                 self._order.remove(mine)
                 raise Refused(503, BUSY)
         self._began = time.monotonic()
-        rest = self._free_at - self._began
-        if rest > 0:
-            time.sleep(rest)
+        pause = self._free_at - self._began
+        if pause > 0:
+            time.sleep(pause)
             self._began = time.monotonic()
         if turn is not None:
             try:
@@ -70,10 +69,10 @@ class Searches:
                 raise
 
     def end(self) -> None:
-        """End this search: the next one may begin, after a rest."""
+        """End this search: the next one may begin after the pause."""
         with self._moved:
             now = time.monotonic()
-            owed = max(self._free_at, self._began - AT_ONCE) + 2 * (now - self._began)
-            self._free_at = min(owed, now + REST)
+            free_at = max(self._free_at, self._began - AT_ONCE) + 2 * (now - self._began)
+            self._free_at = min(free_at, now + REST)
             self._order.popleft()
             self._moved.notify_all()

@@ -1,4 +1,4 @@
-"""Where a page looks: an app's installation, and its broker's transitions and clock, reached when they are first asked for."""
+"""The app of a page, its broker's transitions and the broker's clock. The broker is reached at the first use."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from redelivery.middleware.runtime import Runtime
 
 
-#: Seconds after which the broker is asked for its time again; until then this machine's clock counts on from its answer.
-COUNTED_ON = 60.0
+#: Seconds after which the broker is asked for its time again; until then this machine's clock continues from its answer.
+CLOCK_EVERY = 60.0
 
 
 class Source:
@@ -27,12 +27,12 @@ class Source:
 
     @cached_property
     def transport(self) -> Transport:
-        """The transitions. Raises as `reached`; after an error the next use tries again."""
+        """The transitions. Raises as `reached`. After an error the next use tries again."""
         return reached(self.runtime)
 
     def now_ms(self) -> int:
-        """The broker's time, ms since the epoch; asked for once a minute. Raises as `transport`, and what its driver raises."""
-        if self._clock is None or time.monotonic() - self._clock[1] >= COUNTED_ON:
+        """Return the broker's time, in ms since the epoch. Raises as `transport`, and the errors of its driver."""
+        if self._clock is None or time.monotonic() - self._clock[1] >= CLOCK_EVERY:
             self._clock = self.transport.now_ms(), time.monotonic()
         at_ms, at = self._clock
         return at_ms + round((time.monotonic() - at) * 1000)

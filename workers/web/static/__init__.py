@@ -1,1 +1,1 @@
-"""What the page loads besides itself: one style sheet, one script, one picture."""
+"""The static files of the page: one style sheet, one script, one icon."""

@@ -1,5 +1,5 @@
-// Live figures: replaces the figures of the page as they change. Without this script the page shows the figures of when it was opened.
-// A screen of something that is under way is opened again after some seconds, but not while somebody fills in a form on it.
+// Updates the figures of an open page. Without this script the page keeps the figures that it was opened with.
+// A screen with `data-again` is reloaded after some seconds, but not while a form on it is filled in.
 "use strict";
 (() => {
   const seconds = Number(document.currentScript.dataset.again);
@@ -19,7 +19,7 @@
   if (!address || !window.EventSource || !banner) return;
   let stream = null;
 
-  // An alarm as the overview has it; what stands between backticks is a command.
+  // An alarm, as in overview.html; the text between backticks is a command.
   function alarm([what, todo]) {
     const item = document.createElement("li"), bold = document.createElement("b");
     bold.textContent = what;
@@ -32,8 +32,8 @@
     return item;
   }
 
-  // The heading and the list of alarms; those of the books, which are read when the screen is opened, stay.
-  function sound(alarms) {
+  // Updates the heading and the list of alarms. The alarms of the books (`data-kept`) stay as they are.
+  function showAlarms(alarms) {
     const heading = document.getElementById("verdict"), list = document.getElementById("alarms");
     if (!heading || !alarms) return;
     const old = [...list.querySelectorAll("li:not([data-kept])")], items = alarms.map(alarm);
@@ -43,25 +43,25 @@
     list.prepend(...items);
     const things = list.children.length;
     list.hidden = !things;
-    const said = !things ? "All is well" : things === 1 ? "1 thing needs an operator" : `${things} things need an operator`;
-    if (heading.textContent === said) return;
+    const verdict = !things ? "All is well" : things === 1 ? "1 thing needs an operator" : `${things} things need an operator`;
+    if (heading.textContent === verdict) return;
     const mark = document.createElement("span");
     mark.className = things ? "mark bad" : "mark";
-    heading.replaceChildren(mark, said);
+    heading.replaceChildren(mark, verdict);
   }
 
-  function hear() {
+  function connect() {
     stream = new EventSource(address);
     stream.onopen = () => { dot.hidden = false; dot.title = "live"; dot.classList.remove("bad"); };
     stream.onerror = () => { dot.classList.add("bad"); dot.title = "no live figures"; };
     stream.onmessage = (event) => {
-      const said = JSON.parse(event.data);
-      banner.hidden = !said.broker;
-      dot.classList.toggle("bad", !!said.broker);
-      dot.title = said.broker ? "no live figures" : "live";
-      if (banner.textContent !== said.broker) banner.textContent = said.broker;
-      sound(said.alarms);
-      for (const [name, text] of Object.entries(said.figures || {})) {
+      const news = JSON.parse(event.data);
+      banner.hidden = !news.broker;
+      dot.classList.toggle("bad", !!news.broker);
+      dot.title = news.broker ? "no live figures" : "live";
+      if (banner.textContent !== news.broker) banner.textContent = news.broker;
+      showAlarms(news.alarms);
+      for (const [name, text] of Object.entries(news.figures || {})) {
         for (const place of document.querySelectorAll(`[data-figure="${CSS.escape(name)}"]`)) {
           if (place.textContent !== text) place.textContent = text;
         }
@@ -72,7 +72,7 @@
   // A hidden page closes its connection.
   document.addEventListener("visibilitychange", () => {
     if (document.hidden && stream) { stream.close(); stream = null; }
-    else if (!document.hidden && !stream) hear();
+    else if (!document.hidden && !stream) connect();
   });
-  if (!document.hidden) hear();
+  if (!document.hidden) connect();
 })();

@@ -1,7 +1,4 @@
-"""What the page shows: one module for each screen.
-
-A screen is a function of one request (`Asked`), which looks at the broker through the same operations as the command line.
-"""
+"""The screens, one module for each. A screen is a function of one request (`Asked`) that calls the command line's operations."""
 
 from __future__ import annotations
 
@@ -26,19 +23,19 @@ SCREENS: tuple[tuple[str, str], ...] = (
     ("/operations", "Operations"),
     ("/books", "Books"),
 )
-#: The screens that may take long. They have their own threads: one search waits for another, and Workers for the workers' answers.
+#: The screens that may take long; they have their own threads.
 SLOW = frozenset({"/causes", "/letters", "/letter", "/task", "/workers", "/operations/preview"})
-#: What a screen is called before all of it is there.
+#: The titles for a head that is sent early.
 TITLES = {**dict(SCREENS), "/letter": "Dead letter", "/operations/preview": "Dry run"}
 
 
 def asks_broker(path: str, query: Mapping[str, object]) -> bool:
-    """Whether this screen asks the broker anything: Books reads files, and Task is a form until it has an id."""
+    """Whether this screen uses the broker. Books reads files, and Task without an id is only a form."""
     return path != "/books" and (path != "/task" or "id" in query)
 
 
 def screens() -> Mapping[str, Callable[[Asked], Shown | Go]]:
-    """Every screen, by its address."""
+    """Return every screen, by its address."""
     from . import books, causes, delayed, letter, letters, operations, overview, queues, task, workers  # noqa: PLC0415 - the screens know the page
 
     return {
@@ -59,7 +56,7 @@ def screens() -> Mapping[str, Callable[[Asked], Shown | Go]]:
 
 
 def acts() -> Mapping[str, Callable[[Asked], Shown | Go]]:
-    """The function for each form that changes something, by its address."""
+    """Return the function of each form that changes something, by its address."""
     from . import delayed, letter, letters, operations  # noqa: PLC0415 - as above
 
     return {

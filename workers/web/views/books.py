@@ -1,4 +1,4 @@
-"""Books: the result of the last run of the job, the trend, and each life that is wrong with its evidence."""
+"""Books: the result of the last run of the job, the trend, and each wrong life with its evidence."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PAGE = 50
 
 
 def books(asked: Asked) -> Shown:
-    """The last report."""
+    """Show the last report."""
     if asked.desk.books is None:
         return Shown("books.html", {"report": None})
     from ...reconciliation.outputs.pages import page_of  # noqa: PLC0415 - pyarrow is an optional dependency

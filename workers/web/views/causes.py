@@ -1,4 +1,4 @@
-"""Causes: dead letters grouped by why they died, each with a link to all dead letters of that cause."""
+"""Causes: dead letters grouped by cause, each with a link to all dead letters of that cause."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from ..asked import Asked
 
 
-#: Causes that are shown, and the last minutes whose deaths are drawn, in so many parts.
+#: The maximum number of causes; the last minutes whose deaths are drawn, in so many parts.
 MOST_CAUSES, MINUTES, PARTS = 100, 24 * 60, 48
 
 
 def causes(asked: Asked) -> Shown:
-    """The most frequent causes of one queue, or of all."""
+    """Show the most frequent causes of one queue, or of all."""
     queues = dead_letters.summaries(asked.runtime)
     name = asked.first("queue")
     if name:
@@ -88,11 +88,11 @@ def _row(asked: Asked, found: Causes, cause: Cause, now_ms: int, newest: Mapping
 
 
 def _most(counts: Counter[str], many: int | None = None) -> list[tuple[str, int]]:
-    """The most frequent ones, from a copy: the survey goes on counting in its own thread."""
+    """Return the most frequent ones, from a copy: the survey continues to count in its own thread."""
     return Counter(counts).most_common(many)
 
 
 def _before(cause: Cause, queue: str, newest: Mapping[tuple[str, str], int]) -> int | None:
-    """The place after its newest dead letter; None if the first page shows it."""
+    """Return the place after the newest dead letter of a cause; None if it is unknown."""
     place = newest.get((queue, cause.fingerprint or cause.reason))
     return None if place is None else place + 1

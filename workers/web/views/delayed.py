@@ -1,7 +1,4 @@
-"""Delayed: the messages that wait for their time, the next due first; each can be promoted, rescheduled and cancelled.
-
-A button acts on one message. An operation cancels many of them, after a dry run.
-"""
+"""Delayed: the delayed messages by due time. A button promotes, reschedules or cancels one; an operation cancels many."""
 
 from __future__ import annotations
 
@@ -23,16 +20,16 @@ if TYPE_CHECKING:
     from ...ports import Delayed, Glance
     from ..asked import Asked
 
-#: Messages of one screen, and parts of the picture of due times.
+#: The maximum number of messages on the screen, and parts of the picture of due times.
 LIMIT, PARTS = 200, 60
-#: What can be done, in the order of the buttons.
+#: The actions, in the order of the buttons.
 ACTS = (Act.PROMOTE, Act.RESCHEDULE, Act.CANCEL)
-#: Spans that the picture may show, in seconds; without one it shows all due times.
+#: The spans that the picture may show, in seconds; without one it shows all due times.
 SPANS = {"hour": 3_600, "day": 86_400, "week": 604_800}
 
 
 def delayed(asked: Asked) -> Shown:
-    """The messages that wait for their time."""
+    """Show the delayed messages."""
     store, queue = needed(broker_of(asked.transport).delayed), asked.first("queue")
     within = asked.first("within")
     seen = store.glance(LIMIT, PARTS, queue or None, SPANS[within] * 1000 if within in SPANS else None)
@@ -68,7 +65,7 @@ NOTICES = {
 
 
 def _spans(within: str, seen: Glance, now_ms: int) -> list[str]:
-    """The spans that the picture may show: a span is offered only if something is due after it."""
+    """Return the spans to offer: only those after which a message is due."""
     most = SPANS.get(within, 0)
     if not most:
         return [name for name, seconds in SPANS.items() if now_ms + seconds * 1000 < seen.until_ms]
@@ -81,7 +78,7 @@ def _row(asked: Asked, each: Delayed) -> dict[str, Any]:
 
 
 def _digest(each: Delayed) -> str:
-    """The name of this message in an address, because a task may have several delayed messages."""
+    """Return a name of this message for an address, because a task may have several delayed messages."""
     return hashlib.sha256(each.ident.encode("utf-8", "replace")).hexdigest()[:16]
 
 

@@ -1,4 +1,4 @@
-"""One dead letter: why it died, each attempt with its wait, the traceback, the arguments, and its bytes on request."""
+"""One dead letter: why it died, each attempt and its delay, the traceback, the arguments, and its bytes on request."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from ..asked import Asked
 
 
-#: Bytes of a dead letter that are shown on request.
+#: The maximum number of bytes that are shown.
 MAX_RAW = 65_536
-#: How many dead letters, and for how many seconds, are searched for one whose place is not known.
+#: The maximum number of dead letters, and of seconds, of a search for one whose place is unknown.
 SEARCHED, SECONDS = 200_000, 4.0
 
 
 def letter(asked: Asked) -> Shown:
-    """The whole dead letter."""
+    """Show the whole dead letter."""
     name, task_id = asked.first("queue"), asked.first("id")
     dead_letters.required(asked.runtime, name)
     place, found = found_letter(asked, name, task_id)
@@ -62,7 +62,7 @@ def letter(asked: Asked) -> Shown:
 
 
 def found_letter(asked: Asked, name: str, task_id: str) -> tuple[int | None, Letter]:
-    """The dead letter and its place. Raises `InputError` if it has left the queue, or is not found in bounded time."""
+    """Return the dead letter and its place. Raises `InputError` if it has left the queue, or is not found in time."""
     if leaves_marks(asked.transport):
         last = asked.desk.looks.last(name)
         for place, each in [] if last is None else last.seen.letters:
@@ -74,7 +74,7 @@ def found_letter(asked: Asked, name: str, task_id: str) -> tuple[int | None, Let
         )
         raise InputError(msg)
     near = at_place(asked.transport, name, task_id, asked.number("at"))
-    near = near or at_place(asked.transport, name, task_id, 0)  # the oldest are what a dry run shows
+    near = near or at_place(asked.transport, name, task_id, 0)  # a dry run shows the oldest
     if near:
         return near[0]
     asked.head_first()
@@ -94,7 +94,7 @@ def found_letter(asked: Asked, name: str, task_id: str) -> tuple[int | None, Let
 
 
 def redrive(asked: Asked) -> Go:
-    """Send this dead letter back, as it is or changed."""
+    """Redrive this dead letter, as it is or changed."""
     name, task_id, changes = asked.first("queue"), asked.first("id"), asked.first("changes")
     dead_letters.required(asked.runtime, name)
     asked.require("redrive", name)
@@ -108,7 +108,7 @@ def redrive(asked: Asked) -> Go:
 
 
 def _attempts(whole: dict[str, Any]) -> list[dict[str, Any]]:
-    """The attempts, the first one first, each with the wait after it."""
+    """Return the attempts in order, each with the delay after it."""
     return [
         {
             "at_ms": each.get("at") if isinstance(each.get("at"), int) else None,

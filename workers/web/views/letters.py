@@ -1,4 +1,4 @@
-"""Dead letters, a page at a time: the address has the same filters as the command line."""
+"""Dead letters, one page at a time. The address has the filters of the command line."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
     from ..asked import Asked
 
 
-#: Dead letters of one page, and the most of a queue in which the beginning of an id is looked for.
+#: Dead letters of one page; in a queue with more dead letters than `SEARCHED`, short ids are not looked up.
 PAGE, SEARCHED = 50, 200_000
-#: Queues whose dead letters are on one page, how many of each, and the queues that an address may name.
+#: Queues whose dead letters are on one screen, how many of each, and the maximum number of queues in an address.
 QUEUES, EACH, MOST_QUEUES = 8, 10, 50
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Which dead letters of which queue, as the command line names it. `given` is kept as it was given, for the address.
+    """A choice of dead letters in one queue. `given` has the values as they were given, for addresses.
 
-    `takes_whole`: an id that may be shortened was not looked up, so it names the task only if it is whole.
+    `takes_whole`: ids were not looked up, so they must be whole.
     """
 
     queue: str
@@ -47,7 +47,7 @@ class Choice:
 
     @property
     def words(self) -> str:
-        """The same as options of the command line."""
+        """The choice as options of the command line."""
         names = ("id", "reason", "task", "exception", "fingerprint")
         parts = [f"--{name} {word(each)}" for name in names for each in self.given[name]]
         ages = ((name, self.given[name]) for name in ("older_than", "newer_than"))
@@ -56,15 +56,15 @@ class Choice:
 
     @property
     def has_filter(self) -> bool:
-        """Whether there is any filter."""
+        """Whether the choice has any condition."""
         return any(self.given.values())
 
 
 def choice_of(asked: Asked, queue: str, *, is_listed: bool = False) -> Choice:
-    """The choice in the address, or in a form. Raises `InputError`.
+    """Return the choice in the address or the form. Raises `InputError`.
 
-    An id may be shortened. It is looked up in the queue, unless that is too long, or the choice `is_listed`: a list shows all ids
-    that begin so.
+    A shortened id is looked up in the queue, except if the queue is too long, or the choice `is_listed`: a list shows all dead
+    letters whose ids begin with it.
     """
     given: dict[str, Any] = {
         "id": asked.many("id"),
@@ -97,13 +97,13 @@ def choice_of(asked: Asked, queue: str, *, is_listed: bool = False) -> Choice:
 
 
 def waiting_choice(queue: str, tasks: tuple[str, ...]) -> Choice:
-    """The choice among messages that wait: they have not died, so only their tasks are known."""
+    """Return the choice of delayed messages by task."""
     given = dict.fromkeys(("id", "reason", "exception", "fingerprint"), ()) | {"older_than": "", "newer_than": ""}
     return Choice(queue, Filter(tasks=tasks), {**given, "task": tasks})
 
 
 def letters(asked: Asked) -> Shown:
-    """The dead letters of one queue, or the newest of several; without a queue, the list of dead-letter queues."""
+    """Show the dead letters of one queue, or the newest of several; without a queue, the list of dead-letter queues."""
     runtime = asked.runtime
     queues = dead_letters.summaries(runtime)
     if len(asked.many("queue")) > 1:
@@ -140,7 +140,7 @@ def letters(asked: Asked) -> Shown:
 
 
 def _of_several(asked: Asked, known: set[str]) -> Shown:
-    """The newest dead letters of each of these queues, with a link to all of them there. Further queues have only the link."""
+    """Show the newest dead letters of each queue, with a link to all of them. Queues beyond `QUEUES` have only the link."""
     names, places = asked.many("queue"), asked.numbers("before")
     if len(names) > MOST_QUEUES:
         msg = f"{len(names)} queues are too many for one screen: name {MOST_QUEUES} at most"
@@ -178,13 +178,13 @@ def _found(
 
 
 def row_of(asked: Asked, name: str, place: int, letter: Letter) -> dict[str, Any]:
-    """A row of the table of dead letters, as this app's operators may see it."""
+    """Return a row of the table of dead letters, redacted if the settings say so."""
     shown = seen(asked.runtime, letter).to_row()
     return {**shown, "href": asked.href("/letter", queue=name, id=letter.task_id, at=place)}
 
 
 def look(asked: Asked) -> Go:
-    """Take the oldest dead letters of a queue, read them, and give them back."""
+    """Read the oldest dead letters of a queue, which marks them."""
     name = dead_letters.required(asked.runtime, asked.first("queue"))
     if not leaves_marks(asked.transport):
         msg = "this broker needs no look: open the dead letters"

@@ -1,4 +1,4 @@
-"""Operations on many dead letters or delayed messages: preview, begin, watch, pause, resume and abort them; and the audit."""
+"""Operations on many dead letters or delayed messages: previews, begins, shows, pauses, resumes and aborts them; the audit."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ if TYPE_CHECKING:
     from ...operations.letters.walk import Walked
     from ..asked import Asked
 
-#: Operations, and records of the audit, of one screen.
+#: The maximum number of operations, and of records of the audit, on one screen.
 LIMIT, RECORDS = 50, 100
-#: What may be done with an operation, and the state that follows.
+#: The controls of an operation, and the state that follows.
 TURNS = {"pause": (pause, State.PAUSED), "resume": (resume, State.WAITING), "abort": (abort, State.ABORTED)}
-#: What has happened to the dead letters or messages that went.
+#: The word for moved dead letters or messages.
 WENT = {Kind.REDRIVE: "sent back", Kind.MOVE: "moved", Kind.PURGE: "removed", Kind.CANCEL: "cancelled"}
 #: Fields of a form: numbers, and texts.
 _COUNTS, _TEXTS = ("limit", "canary", "abort_after"), ("to", "archive")
 
 
 def operations(asked: Asked) -> Shown:
-    """The newest operations, and the newest records of the audit."""
+    """Show the newest operations, and the newest records of the audit."""
     is_here = is_kept(asked.transport)
     audit = told(asked.runtime, RECORDS)
     return Shown(
@@ -67,21 +67,21 @@ def operations(asked: Asked) -> Shown:
 
 
 def _words(each: Operation) -> str:
-    """The filter as options of the command line; its ages as the moments that they meant when it began."""
+    """Return the filter as options of the command line, with times instead of ages."""
     names = {"task_ids": "id", "reasons": "reason", "tasks": "task", "exceptions": "exception", "fingerprints": "fingerprint"}
-    said = each.filter.to_dict()
-    parts = [f"--{option} {word(str(value))}" for name, option in names.items() for value in said.get(name, ())]
-    ages = {"died_before_ms": "died before", "died_after_ms": "died after"}
-    return " ".join([*parts, *(f"{when} {moment(said[name])}" for name, when in ages.items() if name in said)])
+    conditions = each.filter.to_dict()
+    parts = [f"--{option} {word(str(value))}" for name, option in names.items() for value in conditions.get(name, ())]
+    times = {"died_before_ms": "died before", "died_after_ms": "died after"}
+    return " ".join([*parts, *(f"{when} {moment(conditions[name])}" for name, when in times.items() if name in conditions)])
 
 
 def operation(asked: Asked) -> Shown:
-    """One operation: what was asked, how far it is, what can be done with it."""
+    """Show one operation: the request, its progress, and its controls."""
     each = found(asked.runtime, asked.first("id"))
     may = all(asked.may(str(each.kind), queue) for queue in _concerned(asked, each.kind, each.queue, each.options))
     if each.has_ended:
         audit = told(asked.runtime, RECORDS, operation=each.id)
-    else:  # it is looked at every few seconds, and its records are on the broker
+    else:  # the screen is reloaded every few seconds, and all its records are on the broker
         audit = Told(entries(asked.transport, RECORDS, operation=each.id))
     return Shown(
         "operation.html",
@@ -101,7 +101,7 @@ def operation(asked: Asked) -> Shown:
 
 
 def turn(name: str, asked: Asked) -> Go:
-    """Pause, resume or abort an operation. The user needs the rights with which the same operation is begun."""
+    """Pause, resume or abort an operation. The user needs the same rights as for its beginning."""
     act, _ = TURNS[name]
     each = found(asked.runtime, asked.first("id"))
     _require(asked, each.kind, each.queue, each.options)
@@ -110,13 +110,13 @@ def turn(name: str, asked: Asked) -> Go:
 
 
 def planned(asked: Asked) -> Shown:
-    """The dry run: what an operation would do, and the form that begins it. It changes nothing."""
+    """Show the dry run of an operation, and the form that begins it."""
     kind, choice, options = _plan(asked)
 
-    def count(rest: Callable[[Walked], None]) -> Preview:
-        return preview(asked.runtime, kind, choice.queue, choice.chosen, options, on_progress=rest)
+    def count(on_progress: Callable[[Walked], None]) -> Preview:
+        return preview(asked.runtime, kind, choice.queue, choice.chosen, options, on_progress=on_progress)
 
-    check(asked.runtime, kind, choice.queue, choice.chosen, options)  # while the status can still say that it cannot be done
+    check(asked.runtime, kind, choice.queue, choice.chosen, options)  # the HTTP status can still report an error
     asked.head_first(is_reached=False)
     job = asked.desk.previews.of((kind, choice.queue, repr(choice.given), options), count)
     return Shown(
@@ -138,14 +138,14 @@ def planned(asked: Asked) -> Shown:
 
 
 def _given(asked: Asked, kind: Kind, choice: Choice) -> list[tuple[str, str]]:
-    """The fields of the form that begins the previewed operation."""
+    """Return the fields of the form that begins the operation."""
     pairs = [("kind", str(kind)), ("queue", choice.queue)]
     for name, value in choice.given.items():
         pairs += [(name.replace("_", "-"), each) for each in (value if isinstance(value, tuple) else (value,)) if each]
     if not choice.has_filter:
         pairs.append(("all", "1"))
-    said = {name: asked.first(name) for name in (*_COUNTS, *_TEXTS, "create", "rate", "canary_wait", "abort_share")}
-    return [*pairs, *((name, value) for name, value in said.items() if value)]
+    options = {name: asked.first(name) for name in (*_COUNTS, *_TEXTS, "create", "rate", "canary_wait", "abort_share")}
+    return [*pairs, *((name, value) for name, value in options.items() if value)]
 
 
 def start(asked: Asked) -> Go:
@@ -159,7 +159,7 @@ def start(asked: Asked) -> Go:
 
 
 def _plan(asked: Asked) -> tuple[Kind, Choice, Options]:
-    """The operation that was asked for, if its user may do it with every queue concerned. Raises `InputError`, `Refused`."""
+    """Return the requested operation. Raises `InputError`, and `Refused` if the user may not do it."""
     try:
         kind = Kind(asked.first("kind"))
     except ValueError as exc:
@@ -176,28 +176,28 @@ def _plan(asked: Asked) -> tuple[Kind, Choice, Options]:
 
 
 def _require(asked: Asked, kind: Kind, name: str, options: Options) -> None:
-    """Raise `Refused` if the user may not do this with every queue that it concerns."""
+    """Raise `Refused` if the user may not do this for every queue that it concerns."""
     for queue in _concerned(asked, kind, name, options):
         asked.require(str(kind), queue)
 
 
 def _concerned(asked: Asked, kind: Kind, name: str, options: Options) -> list[str]:
-    """The queues for which a user needs the right to begin or control an operation; an empty name stands for every queue.
+    """Return the queues for which a user needs the right to begin or control an operation; an empty name means every queue.
 
-    A move also needs the right for its target, even if the move makes that queue. A redrive to another queue also needs the right
-    for the dead-letter queue of its target; if the target has none, or must be made, it needs the right for every queue.
+    A move also needs the right for its target. A redrive to another queue also needs the right for the dead-letter queue of its
+    target; if the target has none, or must be declared, it needs the right for every queue.
     """
     target = options.to
     if kind is Kind.MOVE:
         return [name, target or name]
     if kind is not Kind.REDRIVE or target is None:
         return [name]
-    its = asked.runtime.policies.policy_for(target).dead_letter_queue_for(target)
-    return [name, its or "", *([""] if options.create else [])]
+    letters = asked.runtime.policies.policy_for(target).dead_letter_queue_for(target)
+    return [name, letters or "", *([""] if options.create else [])]
 
 
 def _cancel(asked: Asked) -> tuple[Kind, Choice, Options]:
-    """As `_plan`, for messages that wait. Without a queue it needs the right for every queue."""
+    """Return the requested cancel. Without a queue it needs the right for every queue."""
     name = asked.first("queue")
     asked.require(str(Kind.CANCEL), name)
     if not is_kept(asked.transport):
@@ -206,12 +206,10 @@ def _cancel(asked: Asked) -> tuple[Kind, Choice, Options]:
 
 
 def options_of(asked: Asked) -> Options:
-    """The options of an operation, as the form names them. Raises `InputError`."""
-    said: dict[str, Any] = {name: asked.number(name) for name in _COUNTS}
-    said |= {name: asked.first(name) or None for name in _TEXTS}
-    said["create"] = asked.first("create") == "1"
-    said["rate"] = rate_of(asked.first("rate")) if asked.first("rate") else None
-    said["abort_share"] = share_of(asked.first("abort_share")) if asked.first("abort_share") else None
-    wait = asked.first("canary_wait")
-    said["canary_wait"] = seconds(wait) if wait else None
-    return Options.from_dict({name: value for name, value in said.items() if value is not None})
+    """Return the options in the form. Raises `InputError`."""
+    parsers = {"rate": rate_of, "abort_share": share_of, "canary_wait": seconds}
+    values: dict[str, Any] = {name: asked.number(name) for name in _COUNTS}
+    values |= {name: asked.first(name) or None for name in _TEXTS}
+    values |= {name: parse(asked.first(name)) for name, parse in parsers.items() if asked.first(name)}
+    values["create"] = asked.first("create") == "1"
+    return Options.from_dict({name: value for name, value in values.items() if value is not None})

@@ -12,11 +12,11 @@ from ..shared.figures import alarms, live
 
 if TYPE_CHECKING:
     from ..asked import Asked
-    from ..shared.last_word import Word
+    from ..shared.books_result import BooksResult
 
 
 def overview(asked: Asked) -> Shown:
-    """The first screen."""
+    """Show the first screen."""
     figures = asked.desk.sampler.figures()
     queues = dead_letters.summaries(asked.runtime)
     waiting, delayed = figures.by("queue_messages", "queue"), figures.by("delayed_messages", "queue")
@@ -24,31 +24,27 @@ def overview(asked: Asked) -> Shown:
         {"queue": name, "waiting": waiting.get(name, 0), "delayed": delayed.get(name, 0), "letters": _letters(queues, name)}
         for name in sorted({*waiting, *(each for each in delayed if each)})
     ]
-    word = asked.desk.last_word.said()
+    books = asked.desk.books_reader.newest()
     return Shown(
         "overview.html",
         {
             "figures": figures,
             "alarms": alarms(figures),
-            "of_books": _of_books(word),
+            "of_books": _of_books(books),
             "live": live(figures),
             "kinds": list(KINDS),
             "queues": sorted((each for each in queues if each.letters), key=lambda each: -each.letters),
             "rows": rows,
-            "word": word,
+            "books": books,
         },
     )
 
 
-def _of_books(word: Word | None) -> list[tuple[str, str]]:
-    if word is None or word.is_balanced or word.why:
+def _of_books(books: BooksResult | None) -> list[tuple[str, str]]:
+    if books is None or books.is_balanced or books.why:
         return []
-    return [
-        (
-            f"The books do not balance: {counted(word.wrong, 'life is', 'lives are')} wrong.",
-            "The screen Books has each, with its evidence.",
-        )
-    ]
+    what = f"The books do not balance: {counted(books.wrong, 'life is', 'lives are')} wrong."
+    return [(what, "The screen Books has each, with its evidence.")]
 
 
 def _letters(queues: Any, origin: str) -> int:

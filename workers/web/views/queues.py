@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def queues(asked: Asked) -> Shown:
-    """Every queue that the app names, or in which messages wait."""
+    """Show every queue that the app names, or in which messages wait."""
     figures = asked.desk.sampler.figures()
     waiting, delayed = figures.by("queue_messages", "queue"), figures.by("delayed_messages", "queue")
     consumers, overdue = figures.by("queue_consumers", "queue"), figures.by("overdue_seconds", "queue")
@@ -48,7 +48,7 @@ def queues(asked: Asked) -> Shown:
 
 
 def queue(asked: Asked) -> Shown:
-    """The policy of one queue, or of a task in it."""
+    """Show the policy of one queue, or of a task in it."""
     runtime, name, task = asked.runtime, asked.first("name"), asked.first("task")
     known = {*runtime.app.amqp.queues, *dead_letters.known(runtime).values()}
     if name not in known:

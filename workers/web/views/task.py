@@ -1,4 +1,4 @@
-"""Task: the whole life of one task as a timeline over all generations, exported events included, and where it is now."""
+"""Task: the life of one task over all generations, with exported events, and where it is now."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from ...ports import Place, TaskLife
     from ..asked import Asked
 
-#: Events and messages of each list that are looked at.
+#: The maximum number of events, and of messages of each list, that are read.
 LOOKED_AT = 20_000
 
 
 def task(asked: Asked) -> Shown:
-    """The life of the task with this id, or whose id begins so; without one, a form that asks for it."""
+    """Show the life of the task with this id, or beginning of an id; without an id, a form."""
     given = asked.first("id")
     if not given:
         return Shown("task_form.html", {})
@@ -48,7 +48,7 @@ def task(asked: Asked) -> Shown:
 
 
 def _generations(life: TaskLife) -> list[dict[str, Any]]:
-    """The events by generation, each with the time since the one before."""
+    """Return the events by generation, each with the time since the event before."""
     found: dict[int, list[dict[str, Any]]] = {}
     before: Event | None = None
     for each in life.events:

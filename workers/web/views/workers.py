@@ -1,4 +1,4 @@
-"""Workers: which hold a lease, since when, what each of them runs, and what it has fetched ahead."""
+"""Workers: which hold a lease, since when, which tasks each runs, and which messages it has prefetched."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from ..shared.looks import leaves_marks
 if TYPE_CHECKING:
     from ..asked import Asked
 
-#: Messages that are looked at, and how many of them are named for each worker.
+#: The maximum number of messages that are read, and that are named for each worker.
 LOOKED_AT, NAMED = 5_000, 20
 
 
 def workers(asked: Asked) -> Shown:
-    """The workers of the app's broker."""
+    """Show the workers."""
     if leaves_marks(asked.transport):
         consumers = asked.desk.sampler.figures().by("queue_consumers", "queue")
         return Shown("workers.html", {"is_here": False, "consumers": consumers, "found": None, "named": NAMED})
-    asked.head_first(is_reached=False)  # a worker may take its time to answer
+    asked.head_first(is_reached=False)  # a worker may answer slowly
     found = holders(asked.runtime, most=LOOKED_AT, named=NAMED, living=asked.desk.sampler.living)
     return Shown("workers.html", {"is_here": True, "consumers": {}, "found": found, "named": NAMED})

@@ -1,8 +1,7 @@
-"""The runner of operations beside a page that another application serves: it begins with the page's first request.
+"""Runs operations in the process of a page that another application serves.
 
-It does not begin earlier, because a server may load its application and fork then: each process that answers has its own runner. It
-takes part in the same lead as the workers (`duties.operation_runner`), so one process of the whole fleet carries an operation out.
-If a process is killed, another one leads after some seconds; a process that exits gives the lead up.
+The runner starts with the page's first request in a process, because a server may fork after it has loaded its application. One
+process of the whole fleet, workers included, leads and carries out an operation (`duties.operation_runner`).
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ if TYPE_CHECKING:
 
     from .shared.source import Source
 
-#: Seconds that the end of a process waits for the operations that it carries out.
+#: The maximum seconds that a process waits at its end for its operations.
 ENDING = 2.0
 
 
-class Beside:
-    """The runner of one page, in each process that serves it."""
+class PageRunner:
+    """The runner of one page, in each process that serves the page."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -39,12 +38,12 @@ class Beside:
         self._runner: OperationRunner | None = None
 
     def start(self) -> None:
-        """Begin, if this process has not begun and the broker keeps operations. Never raises."""
+        """Start the runner if it does not run in this process and the broker keeps operations. Never raises."""
         with self._lock:
             if self._pid == os.getpid():
                 return
             try:
-                runner = self._made(self._source.runtime)
+                runner = self._make(self._source.runtime)
             except (RedeliveryError, *BROKER_ERRORS) as exc:
                 log.warning("operations.waiting", error=str(exc))  # the next request tries again
                 return
@@ -53,17 +52,16 @@ class Beside:
                 self._runner = runner
                 runner.start()
 
-    def _made(self, runtime: Runtime) -> OperationRunner | None:
+    def _make(self, runtime: Runtime) -> OperationRunner | None:
         if not is_kept(self._source.transport):
             return None
         runner = OperationRunner(runtime)
-        weakref.finalize(self, runner.ask_to_stop).atexit = False  # when the page is collected
-        atexit.register(_end, weakref.ref(runner))
+        weakref.finalize(self, runner.ask_to_stop).atexit = False  # when the page is garbage-collected
+        atexit.register(_stop, weakref.ref(runner))
         return runner
 
 
-def _end(made: weakref.ref[OperationRunner]) -> None:
-    """Stop a runner, if it still exists."""
-    runner = made()
+def _stop(reference: weakref.ref[OperationRunner]) -> None:
+    runner = reference()
     if runner is not None:
         runner.stop(ENDING)

@@ -1,4 +1,4 @@
-"""Questions to the broker, in a bounded number of threads and a bounded time: the page answers even if the broker does not."""
+"""Runs requests in a bounded number of threads and a bounded time: the page answers even if the broker does not."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 
-#: Threads, requests that wait for one, and seconds that a question may take with its wait.
+#: The number of threads, the maximum number of waiting requests, and the maximum seconds of a request with its wait.
 THREADS, WAITING, SECONDS = 8, 64, 8.0
 LATE = "The broker does not answer in time: is it overloaded, or is the network down? "
 UNDONE, UNKNOWN = "Nothing was changed.", "The request may be carried out all the same: look before you ask again."
@@ -29,7 +29,7 @@ BUSY = "The page is busy: the broker answers slowly, and other requests wait for
 
 
 class Turn:
-    """One request of a user. It may begin a change only until the page gives it up."""
+    """One request of a user. It may begin a change only until the page gives up waiting for it."""
 
     def __init__(self, path: str = "", user: str = "") -> None:
         self._path, self._user = path, user
@@ -37,18 +37,18 @@ class Turn:
         self._has_begun = self._is_over = False
 
     def begin(self) -> None:
-        """Must be called right before a change. Raises as `require`."""
+        """Note that a change begins. Call it right before the change. Raises as `require`."""
         with self._lock:
             self.require()
             self._has_begun = True
 
     def require(self) -> None:
-        """Raise `Refused` if the page has answered "too late" already."""
+        """Raise `Refused` if the page has already answered "too late"."""
         if self._is_over:
             raise Refused(503, LATE + UNDONE)
 
     def give_up(self, work: Future[Any]) -> Refused:
-        """The request is late: from here on it begins no change. If a change has begun, its end is logged."""
+        """Give up waiting: the request can begin no change any more. If a change has begun, its end is logged."""
         with self._lock:
             self._is_over = True
         if self._has_begun:
@@ -56,7 +56,6 @@ class Turn:
         return Refused(503, LATE + self.result)
 
     def _log_end(self, work: Future[Any]) -> None:
-        """Log the end of a request whose answer came too late."""
         exc = work.exception()
         if exc is None:
             log.info("web.late_done", path=self._path, user=self._user)
@@ -65,31 +64,31 @@ class Turn:
 
     @property
     def result(self) -> str:
-        """Whether a request that has failed may have changed something."""
+        """Whether the request may have changed something, as a text."""
         return UNKNOWN if self._has_begun else UNDONE
 
 
-class Asking:
-    """The threads of one page; they begin with the first question, so that a server may fork before it."""
+class Threads:
+    """A pool of threads. It starts with the first request, so that a server may fork before."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="redelivery-web")
         self._places = threading.BoundedSemaphore(WAITING)
 
     async def run(self, turn: Turn, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """What `work` gives. Raises what it raises, and `Refused` if it takes too long or too many wait."""
+        """Return the result of `work`. Raises its errors, and `Refused` if it takes too long or too many requests wait."""
         if not self._places.acquire(blocking=False):
             raise Refused(503, BUSY)
         future = self._pool.submit(functools.partial(work, *args, **kwargs))
-        future.add_done_callback(lambda _: self._places.release())  # in a thread of the pool
+        future.add_done_callback(lambda _: self._places.release())
         try:
             return await asyncio.wait_for(asyncio.wrap_future(future), SECONDS)
         except TimeoutError as exc:
             if future.cancelled():
                 raise Refused(503, BUSY) from exc
-            if future.done():  # it ended at this moment, or raised a TimeoutError itself
+            if future.done():  # it ended at this moment, or `work` raised the TimeoutError
                 return future.result()
             raise turn.give_up(future) from exc
-        except asyncio.CancelledError:  # the client has gone
+        except asyncio.CancelledError:  # the client has disconnected
             turn.give_up(future)
             raise
