@@ -182,10 +182,7 @@ class LetterStore(Protocol):
         """Remove dead letters, each with its event."""
 
     def move_many(
-        self,
-        dead_letter_queue: str,
-        target: str,
-        moves: Sequence[tuple[bytes, bytes, str, tuple[Event, Event]]],
+        self, dead_letter_queue: str, target: str, moves: Sequence[tuple[bytes, bytes, str, tuple[Event, Event]]]
     ) -> list[Answer | Exception]:
         """Move dead letters to another dead-letter queue: for each its bytes, its new bytes, its origin queue, its two events."""
 

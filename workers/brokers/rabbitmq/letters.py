@@ -108,10 +108,7 @@ class AmqpLetterStore:
         return self._carry_out(dead_letter_queue, [_Going(letter, (event,)) for letter, event in gone])
 
     def move_many(
-        self,
-        dead_letter_queue: str,
-        target: str,
-        moves: Sequence[tuple[bytes, bytes, str, tuple[Event, Event]]],
+        self, dead_letter_queue: str, target: str, moves: Sequence[tuple[bytes, bytes, str, tuple[Event, Event]]]
     ) -> list[Answer | Exception]:
         """Move dead letters to another dead-letter queue, which is declared if it does not exist."""
         prepare = functools.partial(self.keep, target, "" if not moves else moves[0][2])
@@ -134,10 +131,7 @@ class AmqpLetterStore:
         return True
 
     def _carry_out(
-        self,
-        name: str,
-        going: Sequence[_Going],
-        prepare: Callable[[str, Any, bool], bool] = lambda *_: True,
+        self, name: str, going: Sequence[_Going], prepare: Callable[[str, Any, bool], bool] = lambda *_: True
     ) -> list[Answer | Exception]:
         """Publish and record all of them, then remove the confirmed ones from the queue. Returns an answer for each.
 
@@ -190,14 +184,7 @@ class _Going:
         message = None if self.message is None else message_of(self.message, target=self.target)
         event, *further = self.events
         return Move(
-            event,
-            ignore,
-            message,
-            self.target,
-            prepare,
-            may_wait=False,
-            moved=self._moved(queue, now_ms),
-            further=tuple(further),
+            event, ignore, message, self.target, prepare, may_wait=False, moved=self._moved(queue, now_ms), further=tuple(further)
         )
 
     def _moved(self, queue: str, now_ms: int) -> Moved | None:

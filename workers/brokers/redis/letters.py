@@ -103,10 +103,7 @@ class RedisLetterStore:
         return halted(self._transport.stores.purge_many(dead_letter_queue, gone, under=self._under()))
 
     def move_many(
-        self,
-        dead_letter_queue: str,
-        target: str,
-        moves: Sequence[tuple[bytes, bytes, str, tuple[Event, Event]]],
+        self, dead_letter_queue: str, target: str, moves: Sequence[tuple[bytes, bytes, str, tuple[Event, Event]]]
     ) -> list[Answer | Exception]:
         return halted(self._transport.stores.move_many(dead_letter_queue, target, moves, under=self._under()))
 

@@ -54,14 +54,8 @@ Kind = Literal["gauge", "counter", "histogram"]
 METRICS: Mapping[str, tuple[Kind, str]] = {
     "redelivery_queue_messages": ("gauge", "Messages that wait in a queue, all priorities together."),
     "redelivery_queue_consumers": ("gauge", "Consumers of a queue (only on RabbitMQ)."),
-    "redelivery_delayed_messages": (
-        "gauge",
-        "Messages in the delay store, by the queue they go to; on RabbitMQ all together.",
-    ),
-    "redelivery_overdue_seconds": (
-        "gauge",
-        "How long the first message that is due still waits in the delay store.",
-    ),
+    "redelivery_delayed_messages": ("gauge", "Messages in the delay store, by the queue they go to; on RabbitMQ all together."),
+    "redelivery_overdue_seconds": ("gauge", "How long the first message that is due still waits in the delay store."),
     "redelivery_dead_letters": ("gauge", "Messages in a dead-letter queue."),
     "redelivery_oldest_dead_letter_age_seconds": ("gauge", "How long ago the oldest dead letter of a queue died."),
     "redelivery_held_messages": ("gauge", "Messages that workers hold, running or fetched ahead, plain Celery workers' included."),
@@ -72,10 +66,7 @@ METRICS: Mapping[str, tuple[Kind, str]] = {
     "redelivery_outcome_log_messages": ("gauge", "Messages in the outcome log, each of one event or more (only on RabbitMQ)."),
     "redelivery_outcome_log_bytes": ("gauge", "Estimated size of the outcome log in the broker."),
     "redelivery_outcome_log_max_bytes": ("gauge", "Limit of its size: the setting outcome_log_max_bytes."),
-    "redelivery_outcome_log_lost_events": (
-        "gauge",
-        "Events that were removed from a full log unexported, since the last export.",
-    ),
+    "redelivery_outcome_log_lost_events": ("gauge", "Events that were removed from a full log unexported, since the last export."),
     "redelivery_outcome_log_exported_timestamp_seconds": ("gauge", "When the last export ended."),
 }
 

@@ -35,13 +35,7 @@ class Told:
 
 
 def told(
-    runtime: Runtime,
-    limit: int,
-    *,
-    actor: str = "",
-    operation: str = "",
-    outcomes: str | None = None,
-    most: int = MAX_READ,
+    runtime: Runtime, limit: int, *, actor: str = "", operation: str = "", outcomes: str | None = None, most: int = MAX_READ
 ) -> Told:
     """Return the newest records, as `entries`, and then those that are only in an export.
 

@@ -252,13 +252,7 @@ class Execution:
             message=message[:MAX_SAID],
         )
         answer = self._store.turn(
-            self._id,
-            state,
-            states={State.RUNNING},
-            held=self._claim.token,
-            message=message,
-            record=record,
-            has_ended=True,
+            self._id, state, states={State.RUNNING}, held=self._claim.token, message=message, record=record, has_ended=True
         )
         if answer is not Answer.DONE:
             return None

@@ -319,14 +319,7 @@ def is_kept(transport: Transitions) -> bool:
 
 
 def begin(
-    runtime: Runtime,
-    kind: Kind,
-    queue: str,
-    chosen: Filter,
-    options: Options | None = None,
-    *,
-    actor: str,
-    why: str = "",
+    runtime: Runtime, kind: Kind, queue: str, chosen: Filter, options: Options | None = None, *, actor: str, why: str = ""
 ) -> Operation:
     """Store an operation, which the leading process then carries out. With `create`, declare the target queue of a redrive at once.
 
