@@ -7,6 +7,7 @@ nor does a solo worker that runs a task.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -72,15 +73,15 @@ class Fleet:
 def ask(app: Celery, now_ms: Clock) -> Fleet:
     """Ask all workers. Their clocks are compared with `now_ms`. Raises the errors of the broker's driver."""
     with app.connection_for_write() as connection:
-        asked = _Asked(app, connection)
-        queues = {name: _names(said) for name, said in asked.all("active_queues").items()}
-        requests = asked.these("registered", queues, taskinfoitems=["Request"], builtins=True)
+        broadcast = functools.partial(_broadcast, app, connection)
+        queues = {name: _names(said) for name, said in broadcast("active_queues").items()}
+        requests = broadcast("registered", queues, taskinfoitems=["Request"], builtins=True)
         ours = {name for name, said in requests.items() if OURS in str(said)}
         before = now_ms()
-        told = asked.these(ABOUT, ours)
+        told = broadcast(ABOUT, ours)
         after = now_ms()
         plain = queues.keys() - ours
-        conf = asked.these("conf", plain)
+        conf = broadcast("conf", plain)
     workers = [
         Worker(
             name=name,
@@ -95,26 +96,17 @@ def ask(app: Celery, now_ms: Clock) -> Fleet:
     return Fleet(workers=tuple(workers))
 
 
-class _Asked:
-    """Remote control on one connection."""
-
-    def __init__(self, app: Celery, connection: Connection) -> None:
-        self._app, self._connection = app, connection
-
-    def all(self, command: str) -> dict[str, Any]:
-        """Return the answers of all workers that answer in time."""
-        return self._ask(command, None, {}, None)
-
-    def these(self, command: str, names: Iterable[str], **arguments: Any) -> dict[str, Any]:
-        """Return the answers of these workers, as soon as all have answered."""
-        wanted = sorted(names)
-        return self._ask(command, wanted, arguments, len(wanted)) if wanted else {}
-
-    def _ask(self, command: str, names: list[str] | None, arguments: dict[str, Any], limit: int | None) -> dict[str, Any]:
-        control = self._app.control
-        options: dict[str, Any] = {"reply": True, "timeout": TIMEOUT, "limit": limit, "connection": self._connection}
-        answers = control.broadcast(command, arguments, names, **options) or []
-        return {name: said for answer in answers for name, said in answer.items()}
+def _broadcast(
+    app: Celery, connection: Connection, command: str, names: Iterable[str] | None = None, **arguments: Any
+) -> dict[str, Any]:
+    """Return the answers of these workers, as soon as all have answered; None: of all workers that answer in time."""
+    wanted = None if names is None else sorted(names)
+    if wanted == []:
+        return {}
+    limit = None if wanted is None else len(wanted)
+    options: dict[str, Any] = {"reply": True, "timeout": TIMEOUT, "limit": limit, "connection": connection}
+    answers = app.control.broadcast(command, arguments, wanted, **options) or []
+    return {name: said for answer in answers for name, said in answer.items()}
 
 
 def _names(said: Any) -> tuple[str, ...]:
