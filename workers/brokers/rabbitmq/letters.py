@@ -51,7 +51,7 @@ class AmqpLetterStore:
 
     def __init__(self, transport: AmqpTransport) -> None:
         self.transport = transport
-        self._open: dict[str, AmqpLetters] = {}
+        self.opened: dict[str, AmqpLetters] = {}
         self._made: set[str] = set()
         self._seen: set[str] = set()
 
@@ -92,13 +92,6 @@ class AmqpLetterStore:
             chosen = [letter for letter in read if letter.task_id.startswith(tuple(task_ids))]
         yield from reversed(chosen)
 
-    def looks_at(self, letters: AmqpLetters, *, is_open: bool) -> None:
-        """Register or unregister an open list."""
-        if is_open:
-            self._open[letters.name] = letters
-        else:
-            self._open.pop(letters.name, None)
-
     def redrive_many(self, dead_letter_queue: str, moves: Sequence[tuple[bytes, str, bytes, Event]]) -> list[Answer | Exception]:
         """Publish dead letters to the exchanges and keys of their first publication; `MISSING` if one cannot be routed."""
         going = [_Going(letter, (event,), message, home_of(message, queue), queue) for letter, queue, message, event in moves]
@@ -137,7 +130,7 @@ class AmqpLetterStore:
 
         A dead letter that was delivered before may be a copy of a moved one: then it is only removed.
         """
-        letters, publisher, now_ms = self._open[name], self.transport.publisher, self.transport.now_ms()
+        letters, publisher, now_ms = self.opened[name], self.transport.publisher, self.transport.now_ms()
         found = [letters.found(each.letter) for each in going]
         again = [each.raw for each in found if each is not None and each.taken]
         fates = letters.copies.fates(name, again, going[0].arrives_in if going else "")
@@ -216,11 +209,11 @@ class AmqpLetters:
         self.total = depth_of(self._connection, self.name) or 0
         self._look = Look(self._connection, self.name)
         self._look.__enter__()
-        self._store.looks_at(self, is_open=True)
+        self._store.opened[self.name] = self
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._store.looks_at(self, is_open=False)
+        self._store.opened.pop(self.name, None)
         self.copies.close()
         assert self._look is not None  # noqa: S101 - it was opened above
         self._look.__exit__(*exc)

@@ -155,20 +155,11 @@ class RedisOperationStore:
 
 def _stored(operation_id: str, values: dict[bytes, bytes]) -> StoredOperation:
     read = {name.decode("utf-8", "replace"): value.decode("utf-8", "replace") for name, value in values.items()}
-    return StoredOperation(
-        operation_id=operation_id,
-        about=read.get("about", ""),
-        state=read.get("state", ""),
-        message=read.get("message", ""),
-        progress=read.get("progress", ""),
-        moved=_number(read.get("moved")),
-        by_target={name.removeprefix(TO): _number(value) for name, value in read.items() if name.startswith(TO)},
-        created_ms=_number(read.get("created_ms")),
-        started_ms=_number(read.get("started_ms")),
-        ended_ms=_number(read.get("ended_ms")),
-        heartbeat_ms=_number(read.get("heartbeat_ms")),
-        reported_ms=_number(read.get("reported_ms")),
-    )
+    fields: dict[str, Any] = {name: read.get(name, "") for name in ("about", "state", "message", "progress")}
+    numbers = ("moved", "created_ms", "started_ms", "ended_ms", "heartbeat_ms", "reported_ms")
+    fields |= {name: _number(read.get(name)) for name in numbers}
+    by_target = {name.removeprefix(TO): _number(value) for name, value in read.items() if name.startswith(TO)}
+    return StoredOperation(operation_id=operation_id, by_target=by_target, **fields)
 
 
 def _number(value: str | None) -> int:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from redelivery.errors import InputError
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from ...ports import Delayed
 
-#: Messages that are read in one round trip, and seconds between two looks at the leases.
+#: Messages that are read in one round trip, and seconds between two reads of the leases.
 PAGE, EVERY = 500, 0.25
 
 
@@ -59,15 +59,7 @@ class Leaving:
 
     def to_dict(self) -> dict[str, Any]:
         """The values for JSON."""
-        return {
-            "dry_run": self.dry_run,
-            "handed_back": dict(self.handed_back),
-            "recovered": self.recovered,
-            "stay": self.stay,
-            "dead_letters": self.dead_letters,
-            "held": self.held,
-            "events": self.events,
-        }
+        return {each.name: getattr(self, each.name) for each in fields(self)} | {"handed_back": dict(self.handed_back)}
 
 
 def leave(runtime: Runtime, *, dry_run: bool = False, on_progress: Callable[[Leaving], None] = lambda _: None) -> Leaving:

@@ -1,6 +1,6 @@
 """Makes a filter from a command's options. Ids may be shortened, and ages count from now.
 
-Raises `InputError` for an empty text, an unknown reason, and an id that matches no task's dead letter or those of several tasks.
+Raises `InputError` for an empty text, an unknown reason, and an id that matches no task or several tasks.
 """
 
 from __future__ import annotations
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from ...ports import Transitions
 
 
+#: The options of the command line that choose dead letters, and the filter's name for each.
+NAMES = {"id": "task_ids", "reason": "reasons", "task": "tasks", "exception": "exceptions", "fingerprint": "fingerprints"}
+
+
 def filter_of(transport: Transitions, name: str, options: Mapping[str, Any]) -> Filter:
     """Return the filter for the dead letters of this queue. Shortened ids are looked up in the queue."""
     conditions = _conditions(transport, options)
@@ -33,8 +37,8 @@ def listing_of(transport: Transitions, options: Mapping[str, Any]) -> Filter:
 
 def _conditions(transport: Transitions, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return all conditions except the ids. An empty text is refused: it may come from a shell variable that is not set."""
-    for option, name in (("id", "task_ids"), ("task", "tasks"), ("exception", "exceptions"), ("fingerprint", "fingerprints")):
-        if "" in options[name]:
+    for option, name in NAMES.items():
+        if option != "reason" and "" in options[name]:
             msg = f"the {option} is empty, and chooses no dead letter: give a value, or leave it out"
             raise InputError(msg)
     now_ms = transport.now_ms()

@@ -11,7 +11,7 @@ from redelivery.errors import InputError
 from redelivery.middleware.messages.events import Reason
 
 from ...operations.letters import dead_letters
-from ...operations.letters.choice import filter_of, listing_of
+from ...operations.letters.choice import NAMES, filter_of, listing_of
 from ...operations.letters.filter import UNKNOWN, Filter
 from ...operations.letters.reading.browse import SLOW, Browsed, browsed
 from ...operations.runs.audit import Act, Acted, acted, record
@@ -48,8 +48,7 @@ class Choice:
     @property
     def words(self) -> str:
         """The choice as options of the command line."""
-        names = ("id", "reason", "task", "exception", "fingerprint")
-        parts = [f"--{name} {word(each)}" for name in names for each in self.given[name]]
+        parts = [f"--{option} {word(each)}" for option in NAMES for each in self.given[option]]
         ages = ((name, self.given[name]) for name in ("older_than", "newer_than"))
         parts += [f"--{name.replace('_', '-')} {word(age)}" for name, age in ages if age]
         return " ".join(parts)
@@ -66,24 +65,10 @@ def choice_of(asked: Asked, queue: str, *, is_listed: bool = False) -> Choice:
     A shortened id is looked up in the queue, except if the queue is too long, or the choice `is_listed`: a list shows all dead
     letters whose ids begin with it.
     """
-    given: dict[str, Any] = {
-        "id": asked.many("id"),
-        "reason": asked.many("reason"),
-        "task": asked.many("task"),
-        "exception": asked.many("exception"),
-        "fingerprint": asked.many("fingerprint"),
-        "older_than": asked.first("older-than"),
-        "newer_than": asked.first("newer-than"),
-    }
-    options = {
-        "task_ids": given["id"],
-        "reasons": given["reason"],
-        "tasks": given["task"],
-        "exceptions": given["exception"],
-        "fingerprints": given["fingerprint"],
-        "older_than": seconds(given["older_than"]) if given["older_than"] else None,
-        "newer_than": seconds(given["newer_than"]) if given["newer_than"] else None,
-    }
+    given: dict[str, Any] = {option: asked.many(option) for option in NAMES}
+    given |= {"older_than": asked.first("older-than"), "newer_than": asked.first("newer-than")}
+    options = {name: given[option] for option, name in NAMES.items()}
+    options |= {age: seconds(given[age]) if given[age] else None for age in ("older_than", "newer_than")}
     if is_listed:
         return Choice(queue, listing_of(asked.transport, options), given)
     if all(map(is_whole, given["id"])):

@@ -8,6 +8,7 @@ from redelivery.display import word
 from redelivery.errors import InputError
 
 from ...operations.letters import dead_letters
+from ...operations.letters.choice import NAMES
 from ...operations.runs.audit import entries
 from ...operations.runs.audit_history import Told, told
 from ...operations.runs.operation import (
@@ -68,9 +69,8 @@ def operations(asked: Asked) -> Shown:
 
 def _words(each: Operation) -> str:
     """Return the filter as options of the command line, with times instead of ages."""
-    names = {"task_ids": "id", "reasons": "reason", "tasks": "task", "exceptions": "exception", "fingerprints": "fingerprint"}
     conditions = each.filter.to_dict()
-    parts = [f"--{option} {word(str(value))}" for name, option in names.items() for value in conditions.get(name, ())]
+    parts = [f"--{option} {word(str(value))}" for option, name in NAMES.items() for value in conditions.get(name, ())]
     times = {"died_before_ms": "died before", "died_after_ms": "died after"}
     return " ".join([*parts, *(f"{when} {moment(conditions[name])}" for name, when in times.items() if name in conditions)])
 
