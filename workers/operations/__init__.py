@@ -1,1 +1,1 @@
-"""What operators look at and change: dead letters, delayed messages, workers, metrics, and the doctor."""
+"""What operators read and change: dead letters, delayed messages, workers, metrics, and the doctor."""

@@ -86,7 +86,6 @@ class Page:
         self.asgi = Guard(Starlette(routes=routes, exception_handlers={404: self._not_found, 405: self._not_found}), hosts)
 
     async def _answer(self, path: str, view: Callable[[Asked], Shown | Go], request: Request) -> Response:
-        """Answer a request for a screen."""
         user = await self._login.user(request)
         if user is None:
             return self._log_in_first(request)
@@ -99,7 +98,6 @@ class Page:
         return answer
 
     async def _act(self, view: Callable[[Asked], Shown | Go], request: Request) -> Response:
-        """Answer a form."""
         user = await self._login.user(request)
         if user is None:
             return self._log_in_first(request)
@@ -164,7 +162,6 @@ class Page:
         return HTMLResponse(self._templates.get_template(shown.template).render({**values, **shown.values}), shown.status)
 
     def _failed(self, request: Request, asked: Asked, status: int, why: str) -> Response:
-        """The screen of an error."""
         if not request.headers.get("accept", "text/html").startswith(("text/html", "*/*", "application/xhtml")):
             return PlainTextResponse(f"{why}\n", status)
         heading, why = _in_two(harmless(why)) if status == 503 else ("", harmless(why))  # noqa: PLR2004 - HTTP's number

@@ -63,7 +63,7 @@ def environment() -> Environment:
         "pretty": _pretty,
         "lines": _lines,
         "command": _command,
-        "option": _option,
+        "option": lambda name: OPTIONS.get(name, name),
         "word": word,
         "last_word": lambda name: str(name).rpartition(".")[2],
     }
@@ -98,10 +98,6 @@ def _ago(context: Context, ms: int | None) -> Markup:
 def _moment(ms: float | None) -> str:
     text = moment(ms)
     return NONE if text == "-" else text
-
-
-def _option(name: str) -> str:
-    return OPTIONS.get(name, name)
 
 
 @pass_context

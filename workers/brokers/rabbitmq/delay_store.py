@@ -170,7 +170,6 @@ def _totals(every: Iterable[Delayed]) -> dict[str, int]:
 
 
 def _sorted(every: Iterable[Delayed], queue: str | None) -> list[Delayed]:
-    """Return the messages of one queue, or of all, by due time."""
     return sorted((each for each in every if queue is None or each.queue == queue), key=lambda each: each.due_ms)
 
 

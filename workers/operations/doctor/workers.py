@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 NTP = "timedatectl set-ntp true"
 #: The version of a worker that is too old to report it.
-UNTOLD = "a version that does not tell"
+UNKNOWN_VERSION = "unknown version"
 
 
 def check_mixture(seen: Seen) -> Iterator[Finding]:
@@ -42,7 +42,7 @@ def check_visibility(seen: Seen) -> Iterator[Finding | NotKnown]:
     for worker in (each for each in seen.fleet.plain if consumed & {*each.queues}):
         if worker.visibility_timeout is None:
             yield NotKnown(
-                f"the visibility_timeout of {safe(worker.name)}", "it does not tell its settings", "look at its settings"
+                f"the visibility_timeout of {safe(worker.name)}", "it does not report its settings", "look at its settings"
             )
         else:
             yield from _short(seen, f"the plain worker {safe(worker.name)}", worker.visibility_timeout)
@@ -72,8 +72,8 @@ def check_versions(seen: Seen) -> Iterator[Finding]:
     """Find several versions of redelivery: an upgrade is running, or was not completed."""
     by_version: dict[str, list[str]] = {}
     for worker in [] if seen.fleet is None else seen.fleet.ours:
-        by_version.setdefault(worker.version or UNTOLD, []).append(safe(worker.name))
-    known = sorted(by_version.keys() - {UNTOLD})
+        by_version.setdefault(worker.version or UNKNOWN_VERSION, []).append(safe(worker.name))
+    known = sorted(by_version.keys() - {UNKNOWN_VERSION})
     if len(by_version) > 1:
         what = "; ".join(f"{version}: {named(names)}" for version, names in sorted(by_version.items()))
         why = "each reads what the others write, but a fix works only in workers of the newer version"

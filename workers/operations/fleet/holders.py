@@ -67,7 +67,7 @@ class Holders:
 def holders(runtime: Runtime, *, most: int, named: int, living: Living | None = None) -> Holders:
     """Read at most `most` held messages, and name at most `named` for each worker. Raises the errors of the broker's driver.
 
-    With `living`, which has the leases of earlier calls, each worker is asked what it runs; those tasks are not named again.
+    With `living`, which has the leases of earlier calls, each worker is asked for its running tasks, which are not named again.
     """
     found = _leased(runtime, living)
     looked_at, is_cut, by_queue = 0, False, Counter[str]()
@@ -88,7 +88,6 @@ def holders(runtime: Runtime, *, most: int, named: int, living: Living | None = 
 
 
 def _leased(runtime: Runtime, living: Living | None) -> dict[str, Holder]:
-    """Return the workers with a lease, by its token."""
     client, keys = redis_of(runtime).client, redis_of(runtime).keys
     leases: Any = client.hgetall(keys.leases)
     abouts: Any = client.hgetall(keys.owners)

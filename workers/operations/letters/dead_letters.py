@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def known(runtime: Runtime) -> dict[str, str]:
-    """Return every dead-letter queue with its origin: the used ones, and those in the policies of this app's queues."""
+    """Return every dead-letter queue with its origin: used queues, and queues in the policies of this app's queues."""
     names: dict[str, str] = {}
     for queue in runtime.app.amqp.queues:
         target = runtime.policies.policy_for(queue).dead_letter_queue_for(queue)

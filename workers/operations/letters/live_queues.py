@@ -67,7 +67,6 @@ def _letter_queues(app: Celery | None, used: Mapping[str, str]) -> set[str]:
 
 
 def _is_handled(app: Celery, queue: str) -> bool:
-    """Whether this app has a dead-letter handler for this queue."""
     try:
         app.loader.import_default_modules()  # a handler may be defined in a module of tasks
     except (Exception, SystemExit) as exc:

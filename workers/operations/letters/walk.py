@@ -1,7 +1,7 @@
 """Walks through a dead-letter queue: every dead letter that is there at the beginning, the oldest first, in batches.
 
-Letters that die meanwhile are not touched. After an interruption some letters have moved, each completely, and others have not; the
-same walk can be run again for those. With a rate, letters move evenly.
+Letters that die meanwhile are not touched. After an interruption some letters have moved, each completely; running the same walk
+again moves the others. With a rate, letters move evenly.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 #: The maximum number of letters that are moved in one round trip.
 BATCH = 250
-#: With a rate, each batch has the letters of so many seconds.
+#: Seconds of one batch, if a rate is given.
 BEAT = 0.1
 
 #: Why a letter stays if the broker cannot route it.

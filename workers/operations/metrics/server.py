@@ -35,8 +35,6 @@ PLAIN = "text/plain; charset=utf-8"
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """One request."""
-
     server: MetricsServer
     timeout = TIMEOUT
     server_version, sys_version = "redelivery", ""

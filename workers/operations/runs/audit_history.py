@@ -37,7 +37,7 @@ class Told:
 def told(
     runtime: Runtime, limit: int, *, actor: str = "", operation: str = "", outcomes: str | None = None, most: int = MAX_READ
 ) -> Told:
-    """Return the newest records, as `entries`, and then those that are only in an export.
+    """Return the newest records, as `entries`, and then records that are only in an export.
 
     `outcomes` is the place of exported events (a path or a URI), where about `most` records are read. The default is the place in
     the settings, if it can be read. Raises `InputError` if `outcomes` cannot be read, and the errors of the broker's driver.

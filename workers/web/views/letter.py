@@ -108,7 +108,6 @@ def redrive(asked: Asked) -> Go:
 
 
 def _attempts(whole: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the attempts in order, each with the delay after it."""
     return [
         {
             "at_ms": each.get("at") if isinstance(each.get("at"), int) else None,

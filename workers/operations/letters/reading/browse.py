@@ -26,7 +26,7 @@ FIRST, LIMIT = 64, 1000
 #: The maximum seconds for a page. `QUICK`: if it has a letter, and the filter has words, so that few letters are decoded. `SLOW`:
 #: otherwise.
 QUICK, SLOW = 0.06, 0.5
-#: A letter is looked for among so many letters on either side of its last known place.
+#: The number of letters on either side of a letter's last known place that are searched for it.
 AROUND = 50
 
 

@@ -2,8 +2,8 @@
 
 1. The first `canary` dead letters are sent alone. The others follow when all of these have ended and none has died again. The
    redrive stops as soon as one dies again, or if they have not all ended after `canary_wait` seconds.
-2. With `abort_after`, the redrive stops before a batch if so many of the sent letters have died again. With `abort_share` it stops
-   if this part of the ended letters has died again.
+2. With `abort_after`, the redrive stops before a batch if that number of sent letters have died again. With `abort_share` it stops
+   if that part of the ended letters has died again.
 
 A stop leaves the other letters in the dead-letter queue, and says which letters died again, and why. Letters that cannot be sent do
 not count as canary. Limits: `canary_wait` must be longer than a task's retries take. Without a rate, a redrive may have sent all

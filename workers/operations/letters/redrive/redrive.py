@@ -62,7 +62,7 @@ class Redrive(Walked):
         self.by_target[move.target] += 1
 
     def saw(self, guard: Guard) -> None:
-        """Copy what the guard knows of the letters."""
+        """Copy the guard's events of letters."""
         self.canary = [_fate(event) for event in guard.canaries]
         self.died_again = [_fate(event) for event in guard.died_again]
 
