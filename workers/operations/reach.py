@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from redelivery.middleware.ports import Transport
     from redelivery.middleware.runtime import Runtime
 
-
 #: The maximum seconds until the broker accepts a connection, and until its first answer.
 TIMEOUT = 5.0
 

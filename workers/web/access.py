@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from starlette.requests import Request
 
-
 #: The actions that may be allowed; `all` means all of them.
 ACTIONS = ("redrive", "edit", "move", "purge", "cancel", "promote", "reschedule", "look")
 #: The maximum number of characters of a user's name.

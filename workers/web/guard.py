@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-
 #: The maximum bytes and fields of a form, and the maximum seconds until it has arrived.
 MAX_BODY, MAX_FIELDS, BODY_SECONDS = 1024 * 1024, 200, 10.0
 #: A host and its port in a request.

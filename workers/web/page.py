@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 
     from .access import Allowed, Login
 
-
 #: The addresses of the login's form, and of static files.
 LOGIN, STATIC = "/login", "/static"
 #: The two parts of an error text: what went wrong; and what to do, or the broker's own text.

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp
 
-
 #: The maximum number of connections; the maximum seconds of an idle connection, and until open streams have ended.
 CONNECTIONS, IDLE, ENDING = 1000, 15, 2
 #: The maximum bytes of the head of a request.

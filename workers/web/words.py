@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from jinja2.runtime import Context
 
-
 #: The maximum number of characters of an id, and of a text, in a table.
 SHORT_ID, MAX_TEXT = 8, 300
 #: The text for a missing value.

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from redelivery.middleware.brokers.rabbitmq.transport import AmqpTransport
     from redelivery.middleware.messages.events import Event
 
-
 #: How long a dead letter is in doubt at most, and how far back the journal is read.
 DOUBT, KEPT = timedelta(minutes=10), timedelta(hours=1)
 #: How long it is in doubt if its target queue was read, and the message was not in it: another command may hold the message.

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from celery import Celery
 
-
 #: The command of workers with redelivery, and the seconds to wait for answers.
 ABOUT, TIMEOUT = "redelivery", 1.25
 #: The maximum seconds for sending the command and waiting for answers; on a slow broker the sending takes longer.

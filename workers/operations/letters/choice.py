@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from ...ports import Transitions
 
-
 #: The options of the command line that choose dead letters, and the filter's name for each.
 NAMES = {"id": "task_ids", "reason": "reasons", "task": "tasks", "exception": "exceptions", "fingerprint": "fingerprints"}
 

@@ -20,7 +20,6 @@ from ..letters.redrive.fates import DIED
 if TYPE_CHECKING:
     from redelivery.middleware.runtime import Runtime
 
-
 #: Minutes that are kept.
 KEPT = 60
 #: Entries of one round trip, and the maximum of round trips in one call.

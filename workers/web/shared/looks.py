@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from ...operations.letters.reading.browse import Browsed
 
-
 #: Dead letters of one look; how many looks are kept, and for how many seconds; the minimum seconds between two looks at one queue.
 LIMIT, QUEUES, KEPT, PAUSE = 200, 20, 900.0, 10.0
 

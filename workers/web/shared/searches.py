@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from .threads import Turn
 
-
 #: The maximum seconds of searches without a pause, and of one pause.
 AT_ONCE, REST = 1.0, 4.0
 #: The maximum seconds that a request waits for earlier searches. With a pause and a search, it must end within `threads.SECONDS`.

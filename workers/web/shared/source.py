@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from redelivery.middleware.ports import Transport
     from redelivery.middleware.runtime import Runtime
 
-
 #: Seconds after which the broker is asked for its time again; until then this machine's clock continues from its answer.
 CLOCK_EVERY = 60.0
 

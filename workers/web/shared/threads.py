@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from concurrent.futures import Future
 
-
 P = ParamSpec("P")
 R = TypeVar("R")
 

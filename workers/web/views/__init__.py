@@ -10,7 +10,6 @@ if TYPE_CHECKING:
 
     from ..asked import Asked, Go, Shown
 
-
 #: The screens in the navigation.
 SCREENS: tuple[tuple[str, str], ...] = (
     ("/", "Overview"),

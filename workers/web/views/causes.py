@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from ...operations.letters.reading.causes import Cause
     from ..asked import Asked
 
-
 #: The maximum number of causes; the last minutes whose deaths are drawn, in so many parts.
 MOST_CAUSES, MINUTES, PARTS = 100, 24 * 60, 48
 

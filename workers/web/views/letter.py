@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from ...letters import Letter
     from ..asked import Asked
 
-
 #: The maximum number of bytes that are shown.
 MAX_RAW = 65_536
 #: The maximum number of dead letters, and of seconds, of a search for one whose place is unknown.

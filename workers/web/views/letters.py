@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from ...letters import Letter
     from ..asked import Asked
 
-
 #: Dead letters of one page; in a queue with more dead letters than `SEARCHED`, short ids are not looked up.
 PAGE, SEARCHED = 50, 200_000
 #: Queues whose dead letters are on one screen, how many of each, and the maximum number of queues in an address.

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from ....ports import Transitions
     from ..filter import Filter
 
-
 #: Letters of the first round trip, and the maximum of later ones.
 FIRST, LIMIT = 64, 1000
 #: The maximum seconds for a page. `QUICK`: if it has a letter, and the filter has words, so that few letters are decoded. `SLOW`:
