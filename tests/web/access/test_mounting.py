@@ -265,7 +265,7 @@ def test_the_beginning_of_an_id_lists_all_that_begin_so_without_reading_the_whol
     monkeypatch.setattr(browse, "FIRST", 20)
     shown = asked(page, f"/letters?queue={LETTERS}&id=task-00077").text
     for looked_at in (20, 40, 60):
-        assert f"None of the newest {looked_at} dead letters passes the filter: Older looks on" in shown
+        assert f"None of the newest {looked_at} dead letters passes the filter: Older searches on" in shown
         [older] = [html.unescape(each) for each in linked(shown) if "before=" in each]
         shown = asked(page, older).text
     assert "id=task-00077&amp;at=77" in shown

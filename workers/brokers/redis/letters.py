@@ -166,7 +166,7 @@ class RedisLetters:
     def pages(self, gone: Callable[[], int] = lambda: 0) -> Iterator[list[bytes]]:
         """Read all dead letters, even if other clients remove some meanwhile.
 
-        Each page begins with the last dead letter of the page before. If it is not there, the newer ones have moved.
+        Each page begins with the newest dead letter that was read and stays. If it is another one, dead letters have moved.
         """
         seen, lost, size, known = 0, 0, PAGE, deque[set[bytes]](maxlen=REMEMBERED_PAGES)
         while seen < self.total:

@@ -78,7 +78,7 @@ def leave(runtime: Runtime, *, dry_run: bool = False, on_progress: Callable[[Lea
 
 
 def _dead_owners(runtime: Runtime) -> dict[str, str]:
-    """Return the owners with leases, token → worker. Raises `InputError` if a lease is renewed."""
+    """Watch the leases for the time of a lease, and return their owners, token → worker. Raises `InputError` if one is renewed."""
     transport = redis_of(runtime)
     before = _leases(runtime)
     began = time.monotonic()

@@ -93,7 +93,7 @@ def alarms(figures: Figures) -> list[tuple[str, str]]:
     elif figures.has("dispatchers") and delayed and not figures.total("dispatchers"):
         found.append(("No dispatcher leads, and messages wait for their time.", "Start a worker, or `redelivery dispatcher`."))
     if figures.has("workers") and not figures.total("workers"):
-        found.append(("No worker renews its lease.", "Start a worker; what waits is kept."))
+        found.append(("No worker renews its lease.", "Start a worker; waiting messages are kept."))
     lost = figures.total("outcome_log_lost_events")
     most, taken = figures.total("outcome_log_max_bytes"), figures.total("outcome_log_bytes")
     if lost:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 TIMEOUT, FRESH, UNREAD = 3.0, 30.0, 60.0
 #: The maximum number of dry runs that are kept, and that run at the same time.
 KEPT, RUNNING = 20, 4
-UNSEEN = "Nobody looked at this dry run for a minute, so it was given up: ask again."
+UNSEEN = "This dry run was stopped, because no page showed it for a minute: ask again."
 
 
 @dataclass(slots=True)
