@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 from redelivery.errors import EnvelopeError
 from redelivery.middleware.messages.body import decoded
 from redelivery.middleware.messages.envelope import Envelope, count, text, unreadable
+from redelivery.middleware.messages.events import Reason
 from redelivery.middleware.messages.recording import MAX_TEXT, about, raw_id, recorded_id
 from redelivery.middleware.messages.steps import opened
 
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
     from redelivery.middleware.messages.events import Event, Outcome
 
+#: The reason of a dead letter that somebody else put there, and all reasons by which dead letters are counted and chosen.
+UNKNOWN = "unknown"
+REASONS = (*map(str, Reason), UNKNOWN)
 #: Ids that JSON writes without escapes.
 _PLAIN = re.compile(r"[A-Za-z0-9_.:-]+")
 
@@ -115,6 +119,11 @@ class Letter(Contents):
     def reason(self) -> str:
         """Why the message died."""
         return str(self.death.get("reason") or "")
+
+    @property
+    def known_reason(self) -> str:
+        """The reason by which it is counted and chosen: `UNKNOWN` if it has none, or one that this version does not know."""
+        return self.reason if self.reason in REASONS else UNKNOWN
 
     @property
     def died_ms(self) -> int | None:

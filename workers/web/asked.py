@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from .shared.source import Source
 
 
+#: The fields that name a queue. Only links and hidden fields have them, and a name may begin or end with a space.
+QUEUE_NAMES = frozenset({"queue", "name"})
+
+
 class Desk:
     """What the screens of one page share. `allows` limits the rights of all users; `books` is the folder of the books' output."""
 
@@ -103,14 +107,15 @@ class Asked:
 
     def first(self, name: str) -> str:
         """The first value of this name in the form, or in the address; empty if there is none."""
-        return next(iter(self._given(name)), "").strip()
+        return next(iter(self._given(name)), "")
 
     def many(self, name: str) -> tuple[str, ...]:
         """All non-empty values of this name."""
-        return tuple(each.strip() for each in self._given(name) if each.strip())
+        return tuple(each for each in self._given(name) if each)
 
     def _given(self, name: str) -> list[str]:
-        return self.form[name] if name in self.form else self.query.get(name, [])
+        found = self.form[name] if name in self.form else self.query.get(name, [])
+        return found if name in QUEUE_NAMES else [each.strip() for each in found]
 
     def number(self, name: str, otherwise: int | None = None) -> int | None:
         """The first value as a number. Raises `InputError`."""

@@ -128,7 +128,7 @@ def _summary(name: str, origin: str, count: Any, sample: Any, oldest: Any) -> De
     if not sample or oldest is None:
         return DeadLetterQueue(name, origin, int(count))
     letters = [Letter.of(raw) for raw in sample]
-    reasons = Counter(letter.reason or "unknown" for letter in letters)
+    reasons = Counter(letter.known_reason for letter in letters)
     return DeadLetterQueue(
         name,
         origin,

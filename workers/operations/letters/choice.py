@@ -8,11 +8,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from redelivery.errors import InputError
-from redelivery.middleware.messages.events import Reason
 from redelivery.settings.values import suggestion
 
+from ...letters import REASONS
 from . import dead_letters
-from .filter import UNKNOWN, Filter, Shortened
+from .filter import Filter, Shortened
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -41,10 +41,9 @@ def _conditions(transport: Transitions, options: Mapping[str, Any]) -> dict[str,
             msg = f"the {option} is empty, and chooses no dead letter: give a value, or leave it out"
             raise InputError(msg)
     now_ms = transport.now_ms()
-    reasons = [*map(str, Reason), UNKNOWN]
     for each in options["reasons"]:
-        if each not in reasons:
-            msg = f"there is no reason {each!r}{suggestion(each, reasons) or '; reasons are: ' + ', '.join(reasons)}"
+        if each not in REASONS:
+            msg = f"there is no reason {each!r}{suggestion(each, REASONS) or '; reasons are: ' + ', '.join(REASONS)}"
             raise InputError(msg)
 
     def ago(seconds: float | None) -> int | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from redelivery.errors import InputError
 
-from ...letters import may_be, stands_plainly
+from ...letters import UNKNOWN, may_be, stands_plainly
 from ..words.short_ids import begins
 
 if TYPE_CHECKING:
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 #: The wildcards of a shell pattern.
 _WILD = re.compile(r"\[[^\]]*\]|[*?\[\]!]")
-#: The reason of a dead letter that has none: another client put it into the queue.
-UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +59,7 @@ class Filter:
         """Whether the filter chooses this dead letter."""
         if self.task_ids and not self.names(letter.task_id):
             return False
-        if self.reasons and (letter.reason or UNKNOWN) not in self.reasons:
+        if self.reasons and letter.known_reason not in self.reasons:
             return False
         if self.tasks and not any(fnmatch.fnmatchcase(letter.task, task) for task in self.tasks):
             return False

@@ -113,7 +113,7 @@ class Survey:
                 for place, letter in page.letters:
                     counted.causes.add(letter, name, place)
                     fingerprint = str(letter.failure.get("fingerprint") or "")
-                    counted.newest.setdefault((name, fingerprint or letter.reason), place)
+                    counted.newest.setdefault((name, fingerprint or letter.known_reason), place)
                 if page.next is None:
                     del left[name]
                 else:

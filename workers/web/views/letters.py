@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from redelivery.display import word
 from redelivery.errors import InputError
-from redelivery.middleware.messages.events import Reason
 
+from ...letters import REASONS
 from ...operations.letters import dead_letters
 from ...operations.letters.choice import NAMES, filter_of, listing_of
-from ...operations.letters.filter import UNKNOWN, Filter
+from ...operations.letters.filter import Filter
 from ...operations.letters.reading.browse import SLOW, Browsed, browsed
 from ...operations.runs.audit import Act, Acted, acted, record
 from ...operations.runs.operation import is_kept
@@ -113,7 +113,7 @@ def letters(asked: Asked) -> Shown:
             "choice": choice,
             "found": found,
             "rows": [] if found is None else [row_of(asked, name, place, letter) for place, letter in found.letters],
-            "reasons": [*map(str, Reason), UNKNOWN],
+            "reasons": REASONS,
             "before": asked.number("before"),
             "is_marked": is_marked,
             "looked_ms": at_ms,

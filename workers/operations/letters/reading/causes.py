@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from ...words.redaction import redacted
-from ..filter import UNKNOWN
 from ..walk import letters_of
 
 if TYPE_CHECKING:
@@ -81,7 +80,7 @@ class Causes:
         """Add one letter of this dead-letter queue."""
         self.looked_at += 1
         letter = redacted(letter) if self._redact else letter
-        key, reason, exception = _key(letter), letter.reason or UNKNOWN, str(letter.failure.get("type") or "")
+        key, reason, exception = _key(letter), letter.known_reason, str(letter.failure.get("type") or "")
         if key not in self._found and len(self._found) >= self._most:
             key, reason, exception = ("", OTHERS), OTHERS, ""
         if key not in self._found:
@@ -106,7 +105,7 @@ class Causes:
 
 def _key(letter: Letter) -> tuple[str, str]:
     fingerprint = str(letter.failure.get("fingerprint") or "")
-    return fingerprint, "" if fingerprint else letter.reason or UNKNOWN
+    return fingerprint, "" if fingerprint else letter.known_reason
 
 
 def causes(transport: Transitions, names: Iterable[str], *, redact: bool = False) -> list[Cause]:
