@@ -71,13 +71,14 @@ def test_names_of_strangers_make_no_series_and_move_no_cursor() -> None:
 
 
 def test_a_scrape_that_speaks_openmetrics_is_answered_in_it() -> None:
-    """By the library; plain text is for whoever says nothing."""
+    """By the library; plain text is for whoever says nothing, or names a version that is no number."""
     found = WorkerMetrics(())
     found.count(event())
     page, kind = page_of(found.registry, "application/openmetrics-text;version=1.0.0,text/plain;q=0.5")
     assert kind.startswith("application/openmetrics-text; version=1.0.0")
     assert page.endswith(b"# EOF\n")
-    assert page_of(found.registry)[1] == "text/plain; version=0.0.4; charset=utf-8"
+    for accept in ("", "application/openmetrics-text;version=1.x", "text/plain;version=,;=;;q=a"):
+        assert page_of(found.registry, accept)[1] == "text/plain; version=0.0.4; charset=utf-8", accept
 
 
 def listening(folder: Path, server: Any) -> tuple[Shop, str]:

@@ -37,5 +37,8 @@ class Families(Collector):
 
 def page_of(collector: Collector, accept: str = "") -> tuple[bytes, str]:
     """Return a page in the format that a scrape accepts (plain text by default), and its content type."""
-    encode, content_type = choose_encoder(accept)
+    try:
+        encode, content_type = choose_encoder(accept)
+    except (TypeError, ValueError):  # the version of the format is not a number
+        encode, content_type = choose_encoder("")
     return encode(collector), content_type
