@@ -153,14 +153,19 @@ def test_axe_finds_nothing_and_nothing_is_wider_than_the_window(
 
 @pytest.mark.full
 def test_words_without_a_space_make_no_screen_wider(browser: Browser, open_page: Callable[..., WebPage], desk: Desk) -> None:
-    """Names of tasks, queues and exceptions, and texts of exceptions, of any length."""
+    """Names of users, tasks, queues, reasons and exceptions, and what an exception says, of any length."""
     word, queue = "W" * 10_000, f"DLQ.{'q' * 200}"
     ids = [desk.die(task_message(task=word), exception=f"shop.{word}", said=word), desk.die(said=f"one {word}", into=queue)]
+    ids.append(desk.die(task_message("e" * 250), reason="r" * 250, said=word))
     ids.append(desk.delay(task_message("d" * 250, task=word)))
-    page = open_page("--allow", "all")
+    page = open_page("--allow", "all", "--as", "u" * 120)
     browser.open(f"{page.address}/login?token={TOKEN}")
     paths = ["/", "/causes", f"/letters?queue={LETTERS}", "/delayed", "/queues", *(f"/task?id={each}" for each in ids)]
-    paths += [f"/letter?queue={LETTERS}&id={ids[0]}", f"/letter?queue={queue}&id={ids[1]}"]
+    paths += [f"/letter?queue={LETTERS}&id={ids[0]}", f"/letter?queue={queue}&id={ids[1]}", f"/queue?name=orders&task={'t' * 500}"]
+    for kind in (f"redrive&queue={LETTERS}", "cancel"):
+        paths.append(f"/operations/preview?kind={kind}")
+        browser.open(page.address + paths[-1])
+        browser.await_("document.querySelectorAll('dl.facts').length > 0")
     for path in paths:
         for width in (390, 1280, 2560):
             browser.open(page.address + path, width=width)
