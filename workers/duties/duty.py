@@ -10,7 +10,8 @@ import threading
 from abc import ABC, abstractmethod
 from typing import ClassVar
 
-from redelivery.middleware.brokers.errors import REDIS_ERRORS
+from redelivery.errors import BrokerError
+from redelivery.middleware.brokers.errors import BROKER_ERRORS, REDIS_ERRORS
 from redelivery.middleware.logs import log
 
 #: Seconds that a stop waits for current steps.
@@ -85,7 +86,7 @@ class Duty(ABC):
             try:
                 if self.leads():
                     self.step()
-            except REDIS_ERRORS as exc:
+            except (BrokerError, *REDIS_ERRORS, *BROKER_ERRORS) as exc:
                 self.unanswered(exc)
             except Exception as exc:  # noqa: BLE001 - the duty must go on
                 self.failed(exc)

@@ -7,8 +7,10 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
+from amqp.exceptions import ConnectionForced
 from redis.exceptions import ConnectionError as Unreachable
 
+from redelivery.errors import BrokerUnavailable
 from redelivery.workers.duties import bootstep
 from redelivery.workers.duties.bootstep import LEASE, Duties
 from redelivery.workers.duties.duty import Duty
@@ -73,8 +75,9 @@ def run(started: list[Duty], errand: Errand) -> list[str]:
 
 def test_it_goes_on_whatever_fails(started: list[Duty]) -> None:
     """An absent broker and a bug are reported differently, and the next step follows after both."""
-    errand = Errand(None, Unreachable("away"), None, OSError("cut"), ValueError("ours"), None)
-    assert run(started, errand) == ["done", "unanswered: away", "done", "unanswered: cut", "failed: ours", "done"]
+    absent = [Unreachable("away"), OSError("cut"), BrokerUnavailable("gone"), ConnectionForced("closed")]
+    errand = Errand(None, *absent, ValueError("ours"), None)
+    assert run(started, errand) == ["done", *(f"unanswered: {each}" for each in absent), "failed: ours", "done"]
 
 
 def test_only_the_leader_takes_a_step(started: list[Duty]) -> None:

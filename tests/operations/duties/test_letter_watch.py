@@ -191,6 +191,18 @@ def test_on_rabbitmq_a_watch_whose_connection_is_cut_connects_again(rabbit: Rabb
     watch.stop()
 
 
+def test_on_rabbitmq_a_watch_whose_broker_is_away_asks_again(rabbit: Rabbit, tmp_path: Path) -> None:
+    """An outage is no bug: there is no error, and no traceback."""
+    desk = Place("rabbit-classic", rabbit, tmp_path).desk()
+    watch = AmqpLetterWatch(desk.install)
+    desk.app.conf.broker_write_url = "amqp://127.0.0.1:1//"
+    with capture_logs() as lines:
+        watch.start()
+        until(lambda: [line for line in lines if line["event"].startswith("letters.")], what="its first look")
+        watch.stop()
+    assert {line["event"] for line in lines} == {"letters.not_seen"}
+
+
 def test_a_worker_on_rabbitmq_watches(rabbit: Rabbit, tmp_path: Path) -> None:
     """The watch is one of its duties, but not in observe mode."""
     place = Place("rabbit-classic", rabbit, tmp_path)
