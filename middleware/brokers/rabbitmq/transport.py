@@ -100,7 +100,7 @@ class AmqpTransport(WithoutLeases):
 
     def connect(self) -> Any:
         """A new open kombu connection. Raises `BrokerUnavailable` if nothing answers, `BrokerError` if it is refused."""
-        connection = self.app.connection_for_write()
+        connection = self.app.connection_for_write(failover_strategy="round-robin")  # another may name the same address again
         connection.transport_options["heartbeat"] = 0  # a waiting connection would send none, and the broker would close it
         try:  # each address of a list once; a single address twice
             connection.ensure_connection(max_retries=max(len(connection.alt) - 1, 1), reraise_as_library_errors=False)
