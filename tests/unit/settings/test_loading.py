@@ -237,6 +237,7 @@ def test_text_in_the_environment_stays_text(text: str) -> None:
         ({"mode": "observ"}, "mode must be 'enforce' or 'observe', not 'observ'; did you mean 'observe'?"),
         ({"lease": 1}, "lease must be 2 seconds or more"),
         ({"wait_replicas": -1}, "wait_replicas must be 0 or more"),
+        ({"outcome_log_max_bytes": 10**30}, "outcome_log_max_bytes must be 9007199254740992 or less"),
         ({"dispatcher": "yes"}, "dispatcher must be true or false"),
         (["queues"], "app.conf.redelivery must be a table of settings"),
     ],

@@ -96,6 +96,7 @@ def test_no_duration_is_longer_than_a_hundred_years() -> None:
         ("overflow", "refuse", "must be 'dead_letter_oldest' or 'refuse_publish'"),
         ("max_length", 0, "must be 1 or more"),
         ("max_length", 1.5, "must be a whole number"),
+        ("max_length", 10**30, "must be 9007199254740992 or less"),
         ("max_time_to_live", 0, "must be more than 0 seconds"),
         ("non_retryable", 5, "must be a list of exception classes"),
         ("non_retryable", int, "int is not an exception class"),
