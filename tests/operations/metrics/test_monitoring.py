@@ -62,7 +62,7 @@ def expressions() -> dict[str, str]:
 def rules() -> dict[str, str]:
     """Each alert's expression, as `promtool` and Prometheus read it too."""
     text = (FOLDER / "alerts.yml").read_text()
-    found = re.findall(r"- alert: (\w+)\n\s+expr: (?:>-\n)?(.+?)\n\s+(?:for|labels):", text, re.DOTALL)
+    found = re.findall(r"- alert: (\w+)\n(?:\s+#.*\n)?\s+expr: (?:>-\n)?(.+?)\n\s+(?:for|labels):", text, re.DOTALL)
     return {name: " ".join(expression.split()) for name, expression in found}
 
 
@@ -81,7 +81,7 @@ def test_the_files_name_metrics_and_labels_that_there_are() -> None:
         metrics = {metric for metric, _ in SELECTOR.findall(query)}
         assert metrics, name
         assert metrics <= labels.keys(), name
-        has = set.union(*({each.strip() for each in labels[metric]} for metric in metrics))
+        has = {"instance"}.union(*({each.strip() for each in labels[metric]} for metric in metrics))  # Prometheus adds it to all
         named = {each.strip() for found in GROUPED.findall(query) for each in found.split(",")}
         named |= {each for _, inner in SELECTOR.findall(query) for each in re.findall(r"(\w+)(?:=~|!~|!=|=)", inner)}
         assert named <= has, name
@@ -213,6 +213,105 @@ def test_promtool_accepts_the_rules_and_the_configuration() -> None:
     for words in commands:
         done = subprocess.run([program("promtool"), *words.split()], cwd=FOLDER, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
+
+
+@dataclass(frozen=True)
+class Case:
+    """What happened, as series with one sample a minute, the minute at which somebody asks, and the alerts that fire then."""
+
+    series: dict[str, str]
+    fires: dict[str, list[str]]
+    minute: int = 5
+
+
+#: Two apps that one Prometheus watches, and what fires: each alert for what it names, and for nothing else.
+CASES = {
+    "all workers were killed while they held messages": Case(
+        {
+            'redelivery_workers{instance="dead"}': "0x9",
+            'redelivery_queue_messages{instance="dead",queue="celery"}': "0x9",
+            'redelivery_held_messages{instance="dead"}': "5x9",
+        },
+        {"RedeliveryNobodyWorks": ["dead"]},
+    ),
+    "one of two apps is dead": Case(
+        {
+            'redelivery_workers{instance="dead"}': "0x9",
+            'redelivery_dispatchers{instance="dead"}': "0x9",
+            'redelivery_queue_messages{instance="dead",queue="celery"}': "1x9",
+            'redelivery_delayed_messages{instance="dead",queue="celery"}': "1x9",
+            'redelivery_workers{instance="alive"}': "1x9",
+            'redelivery_dispatchers{instance="alive"}': "1x9",
+            'redelivery_queue_messages{instance="alive",queue="celery"}': "1x9",
+            'redelivery_delayed_messages{instance="alive",queue="celery"}': "1x9",
+        },
+        {"RedeliveryNobodyWorks": ["dead"], "RedeliveryNoDispatcher": ["dead"]},
+    ),
+    "nobody works, and nothing waits": Case(
+        {
+            'redelivery_workers{instance="idle"}': "0x9",
+            'redelivery_dispatchers{instance="idle"}': "0x9",
+            'redelivery_queue_messages{instance="idle",queue="celery"}': "0x9",
+            'redelivery_held_messages{instance="idle"}': "0x9",
+            'redelivery_delayed_messages{instance="idle",queue="celery"}': "0x9",
+        },
+        {},
+    ),
+    "RabbitMQ has no leases: a queue without a consumer": Case(
+        {
+            'redelivery_queue_messages{instance="rabbit",queue="celery"}': "1x9",
+            'redelivery_queue_consumers{instance="rabbit",queue="celery"}': "0x9",
+            'redelivery_queue_messages{instance="rabbit",queue="mails"}': "1x9",
+            'redelivery_queue_consumers{instance="rabbit",queue="mails"}': "2x9",
+        },
+        {"RedeliveryNobodyWorks": ["rabbit"]},
+    ),
+    "RabbitMQ tells no ages: a dead-letter queue that has held letters for a day": Case(
+        {
+            'redelivery_dead_letters{instance="rabbit",dead_letter_queue="DLQ.a",queue="a"}': "3x1500",
+            'redelivery_dead_letters{instance="rabbit",dead_letter_queue="DLQ.b",queue="b"}': "3x1000 0 3x499",
+            'redelivery_dead_letters{instance="rabbit",dead_letter_queue="DLQ.c",queue="c"}': "_x1000 3x500",
+            'redelivery_dead_letters{instance="redis",dead_letter_queue="DLQ.d",queue="d"}': "3x1500",
+            'redelivery_oldest_dead_letter_age_seconds{instance="redis",dead_letter_queue="DLQ.d",queue="d"}': "60x1500",
+        },
+        {"RedeliveryDeadLettersLie": ["DLQ.a"]},
+        minute=1480,
+    ),
+    "an old dead letter": Case(
+        {'redelivery_oldest_dead_letter_age_seconds{dead_letter_queue="DLQ.a",queue="a"}': "90000x9"},
+        {"RedeliveryDeadLettersLie": ["DLQ.a"]},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_alerts_fire_for_what_they_name(name: str, folder: Path) -> None:
+    """Prometheus' own evaluation of `alerts.yml`, over series that are given."""
+    case = CASES[name]
+    at = f"{case.minute}m"
+    # Of each alert that fires, the one series; promtool compares with what it finds.
+    series = [{"series": key, "values": values} for key, values in case.series.items()]
+    counts = [
+        {
+            "expr": f'count by (alertname, instance, dead_letter_queue) (ALERTS{{alertname="{alert}",alertstate="firing"}})',
+            "eval_time": at,
+            "exp_samples": [
+                {
+                    "labels": f'{{alertname="{alert}",{"dead_letter_queue" if each.startswith("DLQ") else "instance"}="{each}"}}',
+                    "value": 1,
+                }
+                for each in case.fires.get(alert, [])
+            ],
+        }
+        for alert in rules()
+    ]
+    tests = [{"interval": "1m", "input_series": series, "promql_expr_test": counts}]
+    document = {"rule_files": [str(FOLDER / "alerts.yml")], "evaluation_interval": "1m", "tests": tests}
+    (folder / "test.yml").write_text(json.dumps(document))
+    done = subprocess.run(
+        [program("promtool"), "test", "rules", "test.yml"], cwd=folder, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def answered(here: Prometheus, query: str) -> bool:
