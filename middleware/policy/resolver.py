@@ -18,7 +18,7 @@ from .decorator import options_of
 from .strategies import StrategyFailed, decide_with_tenacity
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from celery import Celery
 
@@ -108,6 +108,12 @@ class Resolver:
         """The policy for this task on this queue."""
         options = None if task is None else self.options_of(task)
         return self.settings.policy_for(queue, task, decorator=None if options is None else options.fields).policy
+
+    def targets_of(self, queue: str, which: Callable[[RedeliveryPolicy], bool] = lambda _: True) -> list[str]:
+        """The queues that get this queue's dead letters and expired messages, by the policies of all tasks that are imported."""
+        policies = filter(which, [self.policy_for(queue), *(self.policy_for(queue, task) for task in self._app.tasks)])
+        targets = (find(queue) for policy in policies for find in (policy.dead_letter_queue_for, policy.expiry_queue_for))
+        return sorted({target for target in targets if target is not None})
 
     def is_enabled(self, task: str, queue: str | None = None) -> bool:
         """Whether redelivery is enabled for this task, which may be one of Celery's own (`celery.*`)."""

@@ -103,7 +103,10 @@ class Context:
     @cached_property
     def transport(self) -> Transport:
         """The transitions on the app's broker. Raises `BrokerUnavailable`, `BrokerError`."""
-        return reached(self.runtime)
+        transport = reached(self.runtime)
+        if transport.registry is None:  # its dead-letter queues are known from the policies of the tasks alone
+            _import_tasks(self.runtime.app)
+        return transport
 
     @property
     def delayed(self) -> DelayStore:

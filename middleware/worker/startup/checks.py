@@ -17,7 +17,7 @@ from ...transitions.homes import objection
 from ..own_strategy import WHY, own_strategies
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from celery.worker.consumer import Consumer
 
@@ -49,10 +49,12 @@ def dead_letter_queue_faults(runtime: Runtime) -> Iterator[DeadLetterQueueFault]
     if not runtime.enforces:
         return
     for queue in runtime.app.amqp.queues.consume_from:
-        for target in targets_of(runtime, queue, lambda policy: policy.enabled):
+        for target in runtime.policies.targets_of(queue, lambda policy: policy.enabled):
             if (why := objection(runtime.transport, target)) is not None:
                 yield DeadLetterQueueFault(queue, target, why, "name another with dead_letter_queue or expiry_queue", is_taken=True)
-        for target in targets_of(runtime, queue, lambda policy: policy.enabled and not policy.auto_create_dead_letter_resources):
+        for target in runtime.policies.targets_of(
+            queue, lambda policy: policy.enabled and not policy.auto_create_dead_letter_resources
+        ):
             if not runtime.transport.has_queue(target):
                 words = f"Queue({target!r}, Exchange({target!r}), routing_key={target!r})(channel).declare()"
                 why = "does not exist, and auto_create_dead_letter_resources is off"
@@ -72,15 +74,6 @@ class DeadLetterQueueFault(NamedTuple):
         return f"queue {self.queue!r}: dead-letter queue {self.dead_letter_queue!r} {self.why}; {self.fix}"
 
 
-def targets_of(runtime: Runtime, queue: str, which: Callable[[RedeliveryPolicy], bool] = lambda _: True) -> list[str]:
-    """The queues that get this queue's dead letters and expired messages, by the policies of all tasks."""
-    policies = [runtime.policies.policy_for(queue), *(runtime.policies.policy_for(queue, task) for task in runtime.app.tasks)]
-    targets = [
-        find(queue) for policy in filter(which, policies) for find in (policy.dead_letter_queue_for, policy.expiry_queue_for)
-    ]
-    return sorted({target for target in targets if target is not None})
-
-
 def warn_of_strategies(runtime: Runtime) -> None:
     """Log the tasks whose end will not be seen."""
     found = {name: own for name, own in own_strategies(runtime.app).items() if runtime.policies.is_enabled(name)}
@@ -92,7 +85,7 @@ def announce(runtime: Runtime, consumer: Consumer, *, is_ours: bool) -> None:
     """Log broker, guarantees, policies and dead-letter queues; `is_ours`: redelivery receives, not kombu."""
     queues = list(runtime.app.amqp.queues.consume_from)
     policies = {queue: runtime.policies.policy_for(queue) for queue in queues}
-    letters = {target for queue in queues for target in targets_of(runtime, queue)}
+    letters = {target for queue in queues for target in runtime.policies.targets_of(queue)}
     runtime.transport.warn(queues, letters, runtime.settings.management_url)
     warn_of_strategies(runtime)
     if runtime.enforces:

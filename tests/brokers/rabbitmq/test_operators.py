@@ -35,6 +35,7 @@ from redelivery.workers.brokers.rabbitmq.outcome_log import Listening, export_ou
 from tests.conformance.brokers import Place, letter
 from tests.faults.chaos.processes.proxy import Proxy
 from tests.support.desk import LETTERS, QUEUE, Desk, task_message
+from tests.support.operators.command import Command
 from tests.support.running import until
 
 if TYPE_CHECKING:
@@ -45,6 +46,27 @@ if TYPE_CHECKING:
 #: When the events of these tests were recorded: a minute before they begin.
 AT = round(time.time() * 1000) - 60_000
 TYPES = pytest.mark.parametrize("kind", ["classic", "quorum"])
+
+#: An app with a module of tasks that only a worker imports.
+STOCK = """
+from front import app
+from redelivery import redeliver
+
+@app.task
+@redeliver(dead_letter_queue="unsold")
+def sell(): ...
+
+@app.task
+def count(): ...
+"""
+FRONT = """
+import os
+from celery import Celery
+from redelivery import Redelivery
+app = Celery("front", broker=os.environ["SHOP_BROKER"], include=["stock"])
+policies = {"#": {"expiry_queue": "gone"}, "celery": {"max_delivery_attempts": 3}}
+Redelivery(app, {"queues": policies, "tasks": {"stock.count": {"dead_letter_queue": "miscounted"}}})
+"""
 
 
 def place_of(rabbit: Rabbit, folder: Path, kind: str = "classic") -> Place:
@@ -63,6 +85,20 @@ def fill(place: Place, count: int) -> None:
 
 
 # looking
+
+
+def test_every_queue_that_a_task_or_an_expiry_names_is_a_dead_letter_queue(rabbit: Rabbit, tmp_path: Path) -> None:
+    """The broker does not record which ones were used: those of all tasks' policies are listed and counted."""
+    place, command = place_of(rabbit, tmp_path), Command(tmp_path, rabbit.url)
+    (tmp_path / "front.py").write_text(FRONT)
+    (tmp_path / "stock.py").write_text(STOCK)
+    names = ["gone", "miscounted", "unsold"]
+    for number, name in enumerate(names):
+        place.put(letter(task_message(str(number))), name=name)
+    listed = command.run("-A", "front", "dlq", "list", "--json")
+    assert {each["name"]: each["letters"] for each in json.loads(listed.stdout)} == {"DLQ.celery": 0, **dict.fromkeys(names, 1)}
+    taken = command.run("-A", "front", "inventory", "export", "--to", "inventory", "--look", "--json")
+    assert json.loads(taken.stdout)["places"]["dead_letter"] == len(names), taken.stdout + taken.stderr
 
 
 @TYPES

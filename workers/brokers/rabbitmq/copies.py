@@ -88,6 +88,5 @@ class Copies:
         """The dead-letter queues of the app, and the target of this command if it is not a queue of the app."""
         app = self._transport.app
         runtime = getattr(app, "redelivery", None)
-        policies = {} if runtime is None else {queue: runtime.policies.policy_for(queue) for queue in app.amqp.queues}
-        named = [(each.dead_letter_queue_for(queue), each.expiry_queue_for(queue)) for queue, each in policies.items()]
-        return frozenset(name for names in named for name in names if name is not None) | ({target} - {*app.amqp.queues})
+        targets = () if runtime is None else (runtime.policies.targets_of(queue) for queue in app.amqp.queues)
+        return frozenset(name for names in targets for name in names) | ({target} - {*app.amqp.queues})

@@ -16,7 +16,7 @@ from redelivery.errors import RedeliveryError
 from redelivery.middleware.brokers import kind_of
 from redelivery.middleware.brokers.errors import BROKER_ERRORS
 from redelivery.middleware.ports import Capability
-from redelivery.middleware.worker.startup.checks import dead_letter_queue_faults, targets_of
+from redelivery.middleware.worker.startup.checks import dead_letter_queue_faults
 
 from ...brokers.broker import broker_of, needed
 from ...ports import NotKnown
@@ -99,7 +99,7 @@ def _seen(runtime: Runtime, app: str, seconds: float) -> tuple[Seen, list[NotKno
     letters = dead_letters.known(runtime)
     now_ms: Callable[[], int] = runtime.transport.now_ms if Capability.SERVER_TIME in runtime.transport.capabilities else own_clock
     names = [name for name in runtime.app.amqp.queues if name not in letters]
-    targets = {*letters, *(target for queue in queues for target in targets_of(runtime, queue))}
+    targets = {*letters, *(target for queue in queues for target in runtime.policies.targets_of(queue))}
     url = runtime.settings.management_url
     asked = _Questions(seconds)
     condition = asked.ask("the broker's own state", lambda: checkup.condition(queues, sorted(targets), url))

@@ -14,20 +14,29 @@ from ..words.short_ids import begins, hint, is_whole, meant
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from celery import Celery
+
     from redelivery.middleware.runtime import Runtime
 
     from ...ports import DeadLetterQueue, Transitions
 
 
 def known(runtime: Runtime) -> dict[str, str]:
-    """Return every dead-letter queue with its origin: used queues, and queues in the policies of this app's queues."""
-    names: dict[str, str] = {}
-    for queue in runtime.app.amqp.queues:
-        target = runtime.policies.policy_for(queue).dead_letter_queue_for(queue)
-        if target is not None:
-            names[target] = queue
+    """Return every dead-letter queue with its origin: used queues, and queues in the policies of this app's queues and tasks.
+
+    If a task's policy, or an `expiry_queue`, names a queue that the app consumes, its messages are not dead: they run.
+    """
+    names = named(runtime.app)
     names.update(needed(broker_of(runtime.transport).letters).queues())
     return dict(sorted(names.items()))
+
+
+def named(app: Celery) -> dict[str, str]:
+    """As `known`, without the queues that were used."""
+    policies, queues = app.redelivery.policies, app.amqp.queues
+    names = {target: queue for queue in queues for target in policies.targets_of(queue) if target not in queues}
+    own = {queue: policies.policy_for(queue).dead_letter_queue_for(queue) for queue in queues}
+    return names | {target: queue for queue, target in own.items() if target is not None}
 
 
 def required(runtime: Runtime, name: str) -> str:

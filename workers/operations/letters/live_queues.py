@@ -19,10 +19,9 @@ from redelivery.errors import ConfigurationError, InputError
 from redelivery.middleware.transitions.homes import named_by, required
 
 from ...brokers.broker import broker_of, needed
+from . import dead_letters
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from celery import Celery
 
     from ...ports import Transitions
@@ -35,7 +34,7 @@ def why_it_runs(transport: Transitions, queue: str) -> str | None:
         why = "is a queue of the app, whose workers run what is in it"
     elif letters.is_consumed(queue):
         why = "is consumed by a worker, which runs what is in it"
-    elif queue in _letter_queues(app, letters.queues()):
+    elif queue in letters.queues() or (app is not None and queue in dead_letters.named(app)):
         return None
     elif app is not None and queue in set(named_by(app)):
         why = "is a queue that the app sends tasks to"
@@ -56,14 +55,6 @@ def require_rest(transport: Transitions, queue: str) -> None:
             f"{word(queue)}`, which needs the right to redrive. To keep them dead, name a dead-letter queue"
         )
         raise InputError(msg)
-
-
-def _letter_queues(app: Celery | None, used: Mapping[str, str]) -> set[str]:
-    if app is None:
-        return set(used)
-    policies = app.redelivery.policies
-    named = (policies.policy_for(queue).dead_letter_queue_for(queue) for queue in app.amqp.queues)
-    return {*used, *(each for each in named if each is not None)}
 
 
 def _is_handled(app: Celery, queue: str) -> bool:

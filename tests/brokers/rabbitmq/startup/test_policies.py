@@ -17,7 +17,6 @@ from redelivery import Redelivery
 from redelivery.errors import BrokerError, ConfigurationError
 from redelivery.middleware.brokers.rabbitmq.names import AmqpNames
 from redelivery.middleware.brokers.rabbitmq.policies import ending_policies
-from redelivery.middleware.worker.startup.checks import targets_of
 from redelivery.settings import RedeliverySettings
 
 if TYPE_CHECKING:
@@ -46,7 +45,7 @@ def said(rabbit_url: str, management_url: str) -> list[Any]:
     app.conf.task_queues = [Queue(name) for name in ("orders", "prices", "calm")]
     install = Redelivery(app, {"management_url": management_url, "queues": {"prices": {"expiry_queue": "gone"}}})
     with capture_logs() as logs:
-        letters = {target for queue in app.amqp.queues.consume_from for target in targets_of(install, queue)}
+        letters = {target for queue in app.amqp.queues.consume_from for target in install.policies.targets_of(queue)}
         install.transport.warn(list(app.amqp.queues.consume_from), letters, management_url)
     return logs
 
