@@ -62,7 +62,7 @@ def expressions() -> dict[str, str]:
 def rules() -> dict[str, str]:
     """Each alert's expression, as `promtool` and Prometheus read it too."""
     text = (FOLDER / "alerts.yml").read_text()
-    found = re.findall(r"- alert: (\w+)\n(?:\s+#.*\n)?\s+expr: (?:>-\n)?(.+?)\n\s+(?:for|labels):", text, re.DOTALL)
+    found = re.findall(r"- alert: (\w+)\n(?:\s+#[^\n]*\n)?\s+expr: (?:>-\n)?(.+?)\n\s+(?:for|labels):", text, re.DOTALL)
     return {name: " ".join(expression.split()) for name, expression in found}
 
 
