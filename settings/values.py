@@ -33,7 +33,7 @@ MAX_SHOWN = 60
 #: 100 years in seconds. A much longer time would end in a year that Celery cannot write.
 MAX_DURATION = 100 * 365.25 * 86_400
 #: The largest whole number that is exact on every broker: Lua counts in floats, and AMQP in 64 bits.
-MOST = 2**53
+MAX_COUNT = 2**53
 
 
 def setting(check: Check, *, default: Any, in_rules: bool = False) -> Any:
@@ -108,9 +108,9 @@ def duration_from(least: float) -> Check:
 
 
 def count(least: int) -> Check:
-    """An integer of at least `least`, and at most `MOST`."""
+    """An integer of at least `least`, and at most `MAX_COUNT`."""
     enough = _where(lambda value: value >= least, f"must be {least} or more", _where(_is_whole, "must be a whole number"))
-    return _where(lambda value: value <= MOST, f"must be {MOST} or less", enough)
+    return _where(lambda value: value <= MAX_COUNT, f"must be {MAX_COUNT} or less", enough)
 
 
 def queue(setting: str, value: Any) -> str:
