@@ -63,8 +63,8 @@ FRONT = """
 import os
 from celery import Celery
 from redelivery import Redelivery
-app = Celery("front", broker=os.environ["SHOP_BROKER"], include=["stock"])
-policies = {"#": {"expiry_queue": "gone"}, "celery": {"max_delivery_attempts": 3}}
+app = Celery("front", broker=os.environ["SHOP_BROKER"], include=["stock"], task_default_queue="orders")
+policies = {"#": {"expiry_queue": "gone"}, "orders": {"max_delivery_attempts": 3}}
 Redelivery(app, {"queues": policies, "tasks": {"stock.count": {"dead_letter_queue": "miscounted"}}})
 """
 
@@ -96,9 +96,13 @@ def test_every_queue_that_a_task_or_an_expiry_names_is_a_dead_letter_queue(rabbi
     for number, name in enumerate(names):
         place.put(letter(task_message(str(number))), name=name)
     listed = command.run("-A", "front", "dlq", "list", "--json")
-    assert {each["name"]: each["letters"] for each in json.loads(listed.stdout)} == {"DLQ.celery": 0, **dict.fromkeys(names, 1)}
+    assert {each["name"]: each["letters"] for each in json.loads(listed.stdout)} == {LETTERS: 0, **dict.fromkeys(names, 1)}
     taken = command.run("-A", "front", "inventory", "export", "--to", "inventory", "--look", "--json")
     assert json.loads(taken.stdout)["places"]["dead_letter"] == len(names), taken.stdout + taken.stderr
+    with rabbit.connection() as connection:
+        Queue(QUEUE, channel=connection.default_channel).declare()  # as its worker would
+    gone = command.run("-A", "front", "dlq", "redrive", "unsold", "--all", "--yes", "--json")
+    assert json.loads(gone.stdout)["moved"] == 1, gone.stdout + gone.stderr
 
 
 @TYPES
