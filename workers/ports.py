@@ -142,8 +142,11 @@ class LetterStore(Protocol):
     answer or an error for each. A dead letter is identified by its bytes, as they are in the queue.
     """
 
-    def queues(self) -> dict[str, str]:
-        """Every dead-letter queue that was used, with the origin that used it last; empty if the broker does not store that."""
+    def queues(self, named: Mapping[str, str]) -> dict[str, str]:
+        """The `named` dead-letter queues, and those that were used if the broker stores them, each with its origin.
+
+        The origin of a used queue is the one that used it last. A name that belongs to something else is left out, with a warning.
+        """
 
     def has_queue(self, name: str) -> bool:
         """Whether the broker has a queue with this name."""

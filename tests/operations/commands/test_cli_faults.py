@@ -113,6 +113,25 @@ def test_a_server_that_cannot_save_says_how_to_repair_it(any_server: Server, fol
     refused(done, "make room on its disk, then `redis-cli bgsave`")
 
 
+def test_a_dead_letter_queue_whose_key_is_another_programs_hides_no_other(command: Command, desk: Desk, folder: Path) -> None:
+    """The others are listed, counted and taken into the inventory, and a line names the key."""
+    task_id = desk.die()
+    desk.client.hset(desk.keys.dead_letter_queues, "DLQ.pay", "pay")
+    desk.client.set("DLQ.pay", "a page of the cache")
+    for words, said in (
+        (("dlq", "list"), LETTERS),
+        (("metrics",), f'dead_letter_queue="{LETTERS}"'),
+        (("task", "show", task_id), task_id),
+        (("inventory", "export", "--to", str(folder / "inventory")), "1 dead_letter"),
+    ):
+        done = command.run("-A", "shopfront", *words)
+        assert (done.returncode, said in done.stdout) == (0, True), done.stderr
+        assert "dead_letter_queue.taken" in done.stderr
+        assert "key=DLQ.pay" in done.stderr
+    done = command.run("-A", "shopfront", "dlq", "redrive", "DLQ.pay", "--all", "--yes")
+    assert (done.returncode, "there is no dead-letter queue 'DLQ.pay'" in done.stderr) == (2, True), done.stderr
+
+
 def test_a_dead_letter_queue_that_does_not_exist_is_one_line(command: Command) -> None:
     """The line lists the dead-letter queues that exist."""
     for words in (("show", "nope"), ("redrive", "nope", "--all")):

@@ -7,7 +7,9 @@ import itertools
 from collections import Counter, deque
 from typing import TYPE_CHECKING, Any, Self
 
+from redelivery.middleware.brokers.redis.scripts import text_of
 from redelivery.middleware.brokers.redis.stores import Under
+from redelivery.middleware.logs import log
 from redelivery.middleware.ports import Answer
 
 from ...letters import Letter, may_be
@@ -32,6 +34,7 @@ PAGE = 1000
 MAX_BYTES = 8 * 1024 * 1024
 #: Number of recent pages whose dead letters are remembered, by digest.
 REMEMBERED_PAGES = 20
+TAKEN = "something else uses this key, and no dead letter is in it: rename or delete the key, or set another dead_letter_queue"
 
 
 class RedisLetterStore:
@@ -40,9 +43,18 @@ class RedisLetterStore:
     def __init__(self, transport: RedisTransport) -> None:
         self._transport, self._client, self._keys = transport, transport.client, transport.keys
 
-    def queues(self) -> dict[str, str]:
+    def queues(self, named: Mapping[str, str]) -> dict[str, str]:
+        """As `LetterStore.queues`. A key of another type holds no dead letter, and must not hide those of the other queues."""
         used: Any = self._client.hgetall(self._keys.dead_letter_queues)
-        return {name.decode(errors="replace"): origin.decode(errors="replace") for name, origin in used.items()}
+        names = {**named, **{name.decode(errors="replace"): origin.decode(errors="replace") for name, origin in used.items()}}
+        with self._client.pipeline(transaction=False) as pipe:
+            for name in names:
+                pipe.type(self._keys.list(name))
+            kinds = {name: text_of(kind) for name, kind in zip(names, pipe.execute(), strict=True)}
+        for name, kind in kinds.items():
+            if kind not in {"none", "list"}:
+                log.warning("dead_letter_queue.taken", dead_letter_queue=name, key=self._keys.list(name), type=kind, why=TAKEN)
+        return {name: origin for name, origin in names.items() if kinds[name] in {"none", "list"}}
 
     def has_queue(self, name: str) -> bool:
         """Look for the list or a binding: an empty queue has no list, but if kombu declared it, it has a binding."""

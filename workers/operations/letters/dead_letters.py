@@ -26,9 +26,7 @@ def known(runtime: Runtime) -> dict[str, str]:
 
     If a task's policy, or an `expiry_queue`, names a queue that the app consumes, its messages are not dead: they run.
     """
-    names = named(runtime.app)
-    names.update(needed(broker_of(runtime.transport).letters).queues())
-    return dict(sorted(names.items()))
+    return dict(sorted(needed(broker_of(runtime.transport).letters).queues(named(runtime.app)).items()))
 
 
 def named(app: Celery) -> dict[str, str]:

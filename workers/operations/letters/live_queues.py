@@ -34,7 +34,7 @@ def why_it_runs(transport: Transitions, queue: str) -> str | None:
         why = "is a queue of the app, whose workers run what is in it"
     elif letters.is_consumed(queue):
         why = "is consumed by a worker, which runs what is in it"
-    elif queue in letters.queues() or (app is not None and queue in dead_letters.named(app)):
+    elif queue in letters.queues({} if app is None else dead_letters.named(app)):
         return None
     elif app is not None and queue in set(named_by(app)):
         why = "is a queue that the app sends tasks to"
