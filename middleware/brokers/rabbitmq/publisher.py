@@ -8,7 +8,8 @@
 4. The caller gets the answer, and acknowledges the delivery.
 
 If the connection breaks, unconfirmed messages are published again, and events keep their ids. If the broker has taken a delivery
-back meanwhile (its channel is gone), its move is refused before anything is published.
+back meanwhile (its channel is gone), its move is refused before anything is published. An operator's move is not published again:
+the dead letter stays, and the journal tells the next command whether the message arrived (`UNSURE`).
 
 Limits: if a worker dies between two steps, the message is delivered again. It runs twice if its successor was published without an
 entry. If the worker dies in the milliseconds between the first entry and the first refusal, a move has no event.
@@ -64,6 +65,8 @@ LARGE = 64 * 1024
 NOT_NOW = (OSError, BrokerUnavailable)
 #: Errors by which the broker forbids a move, unless they are temporary.
 FORBIDDEN = (amqp.AccessRefused, BrokerError)
+#: Errors of a broken connection: it is not known whether the broker has received what was sent on it.
+GONE = (OSError, amqp.RecoverableConnectionError)
 #: py-amqp's errors for a message or name that cannot be written in AMQP. They come before any part is sent.
 UNWRITABLE = (FrameSyntaxError, struct.error, UnicodeError, OverflowError, RecursionError)
 
@@ -328,14 +331,29 @@ class Publisher:
             elif not move.prepare(self._connection, is_again):
                 move.end(Answer.MISSING)
         for group in _groups([move for move in listed if not move.is_there and move.answer is None]):
-            sent = [(number, move) for move in group if (number := self._number_of(move)) is not None]
-            self._confirmed()
-            for number, move in sent:
-                move.is_there = number not in self._confirms.nacked and move.target not in self._returned
+            self._send_group(group)
         if self._confirms.nacked:
             # After a full quorum queue has refused, the channel goes on refusing even if the limit is removed.
             self._channel.close()
             self._open_channel(self._connection)
+
+    def _send_group(self, group: Iterable[Move]) -> None:
+        """Publish these messages together. If the connection breaks, the confirmed ones still count as published."""
+        sent: dict[int, Move] = {}
+        try:
+            for move in group:
+                if (number := self._number_of(move)) is not None:
+                    sent[number] = move
+            self._confirmed()
+        except GONE:
+            for number in sent.keys() & self._confirms.open:
+                if not sent[number].may_wait and sent[number].moved is not None:
+                    sent[number].end(Answer.UNSURE)
+            raise
+        finally:
+            missing = self._confirms.nacked | self._confirms.open
+            for number, move in sent.items():
+                move.is_there = number not in missing and move.target not in self._returned
 
     def _number_of(self, move: Move) -> int | None:
         """Publish the move's message; return the number of the publication, or None if the message cannot be written."""

@@ -32,6 +32,7 @@ from redelivery.workers.brokers.rabbitmq import inventory as amqp_inventory
 from redelivery.workers.brokers.rabbitmq import letters as amqp_letters
 from redelivery.workers.brokers.rabbitmq.letters import AmqpLetterStore
 from redelivery.workers.brokers.rabbitmq.outcome_log import Listening, export_outcomes
+from redelivery.workers.operations.letters.walk import UNSURE
 from tests.conformance.brokers import Place, letter
 from tests.faults.chaos.processes.proxy import Proxy
 from tests.support.desk import LETTERS, QUEUE, Desk, task_message
@@ -278,6 +279,28 @@ def test_a_broker_that_confirms_nothing_is_waited_for_once(rabbit: Rabbit, tmp_p
     assert "the broker confirms nothing" in done.stderr
     assert [seconds > 0 for seconds in waits] == [True, False, False]
     assert place.ids(LETTERS) == ["0", "1", "2"]
+
+
+def test_a_redrive_whose_connection_breaks_doubles_no_letter(
+    rabbit: Rabbit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The messages arrive, and the broker's answer is lost: they are not published again, and the dead letters stay."""
+    place, confirmed, lost = place_of(rabbit, tmp_path), Publisher._confirmed, list[int]()
+    fill(place, 3)
+
+    def broken(publisher: Publisher) -> None:
+        sent = set(publisher._confirms.open)
+        confirmed(publisher)
+        if not lost:
+            lost.extend(sent)
+            publisher._confirms.open = sent
+            raise ConnectionResetError
+
+    monkeypatch.setattr(Publisher, "_confirmed", broken)
+    done = place.desk().json("dlq", "redrive", LETTERS, "--all")
+    assert lost
+    assert (done["moved"], done["left"]) == (3 - done["left"][UNSURE], {UNSURE: done["left"][UNSURE]})
+    assert rabbit.depth(QUEUE) == 3
 
 
 def test_a_letter_whose_exchange_is_gone_stays_and_the_others_go(rabbit: Rabbit, tmp_path: Path) -> None:

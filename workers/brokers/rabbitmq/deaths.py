@@ -141,7 +141,7 @@ class AmqpDeathList:
         if not all(move.wait(TIMEOUT) for move in moves):
             raise unconfirmed(moves)
         if any(move.answer is not Answer.DONE for move in moves):
-            return Answer.MISSING
+            return Answer.UNSURE if any(move.answer is Answer.UNSURE for move in moves) else Answer.MISSING
         self.look.take(death.found)
         return Answer.DONE
 

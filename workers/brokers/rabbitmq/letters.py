@@ -157,7 +157,7 @@ class AmqpLetterStore:
         except BrokerError as exc:
             return exc
         if any(move.answer is not Answer.DONE for move in moves):
-            return Answer.MISSING
+            return Answer.UNSURE if any(move.answer is Answer.UNSURE for move in moves) else Answer.MISSING
         letters.take(found)
         return Answer.DONE if fate is None else Answer.ALREADY
 

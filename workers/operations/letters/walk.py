@@ -32,8 +32,11 @@ BEAT = 0.1
 
 #: Why a letter stays if the broker cannot route it.
 UNROUTABLE = "its queue does not exist, or is full: start a worker on it, or send the dead letter to another queue with --to"
-#: Why a letter stays if a command that was moving it died.
-UNSURE = "a command that died may have moved it: run this again when the queue that it was sent to is empty, or after ten minutes"
+#: Why a letter stays if a command that was moving it died, or lost its connection before the broker's answer.
+UNSURE = (
+    "a command that died or lost its connection may have moved it: "
+    "run this again when the queue that it was sent to is empty, or after ten minutes"
+)
 
 Job = TypeVar("Job")
 
