@@ -178,8 +178,8 @@ class LetterStore(Protocol):
     def redrive_many(self, dead_letter_queue: str, moves: Sequence[tuple[bytes, str, bytes, Event]]) -> list[Answer | Exception]:
         """Move dead letters back: for each its bytes, its target list, the new message, and its event.
 
-        `ALREADY`: it has left the queue; `MISSING`: no queue accepts it; `UNSURE`: a command that died or lost its connection may have
-        moved it.
+        `ALREADY`: it has left the queue; `MISSING`: no queue accepts it; `UNSURE`: a command that died or lost its connection may
+        have moved it.
         """
 
     def purge_many(self, dead_letter_queue: str, gone: Sequence[tuple[bytes, Event]]) -> list[Answer | Exception]:

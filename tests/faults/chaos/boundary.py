@@ -259,7 +259,7 @@ def _at_duties() -> None:
 
 def _at_files() -> None:
     stand_around(tables, "_whole", "write")
-    stand_around(tables, "_name", "name")
+    stand_around(tables, "_rename", "name")
     stand_around(letter_archive, "_write_lines", "write")
 
 
