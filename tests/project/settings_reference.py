@@ -58,6 +58,7 @@ In a pattern, words are divided by dots; `*` is one word, and `#` is any number 
 one wins.
 
 If a meaning ends with *Artemis*, *Solace* or *RabbitMQ*, the setting works as in that broker ([parity](parity.md)).
+RabbitMQ does not have all of them: [a worker refuses the others at its start](rabbitmq.md#refused-at-start).
 """
 
 GENERAL_INTRODUCTION = """## General settings
