@@ -1,6 +1,6 @@
 """Sends the head of a screen early, so that the browser shows it during a search.
 
-A screen reports the beginning of a search (`Asked.head_first`); by then the broker has answered once. If the search takes longer,
+A screen reports the beginning of a search (`Visit.head_first`); by then the broker has answered once. If the search takes longer,
 the answer begins with status 200 and the head. A later error is shown in place of the rest.
 """
 

@@ -25,10 +25,10 @@ from redelivery.middleware.logs import log
 from ..brokers.broker_words import broker_message
 from . import views
 from .access import ACTIONS, TokenLogin, User
-from .asked import Asked, Desk, Go, Shown
 from .early import Early
 from .guard import FAILURE, FormCookie, Guard, Refused, form_of, is_same_origin
 from .runner import PageRunner
+from .screen import PageServices, Redirect, Screen, Visit
 from .shared.source import Source
 from .shared.streams import Streams
 from .shared.threads import Threads, Turn
@@ -68,9 +68,9 @@ class Page:
     ) -> None:
         self.allows = User("page", allow)
         self._source, self._login, self._is_live = Source(runtime), login, is_live
-        self._desk = Desk(self._source, self.allows, books)
+        self._services = PageServices(self._source, self.allows, books)
         self._fast, self._slow, self._reading = Threads(), Threads(), Threads()
-        self._streams = Streams(self._desk.sampler, self._fast)
+        self._streams = Streams(self._services.sampler, self._fast)
         self._runner = PageRunner(self._source) if carries_out and self.allows.actions else None
         self._templates = environment()
         self._templates.get_template("head.html")  # compiled before the first request
@@ -84,90 +84,90 @@ class Page:
         ]
         self.asgi = Guard(Starlette(routes=routes, exception_handlers={404: self._not_found, 405: self._not_found}), hosts)
 
-    async def _answer(self, path: str, view: Callable[[Asked], Shown | Go], request: Request) -> Response:
+    async def _answer(self, path: str, view: Callable[[Visit], Screen | Redirect], request: Request) -> Response:
         user = await self._login.user(request)
         if user is None:
             return self._log_in_first(request)
-        early = Early(lambda: self._head(path, asked))
-        asked = Asked(self._desk, user, _root(request), request.url.path, _pairs(request), searches=early.searches)
+        early = Early(lambda: self._head(path, visit))
+        visit = Visit(self._services, user, _root(request), request.url.path, _pairs(request), searches=early.searches)
         cookie = FormCookie(request)
-        answer = await early.answer(self._render(request, view, asked, cookie, self._threads(path, asked)))
+        answer = await early.answer(self._render(request, view, visit, cookie, self._threads(path, visit)))
         if cookie.is_new:
             _set_cookie(request, answer, cookie.name, cookie.value)
         return answer
 
-    async def _act(self, view: Callable[[Asked], Shown | Go], request: Request) -> Response:
+    async def _act(self, view: Callable[[Visit], Screen | Redirect], request: Request) -> Response:
         user = await self._login.user(request)
         if user is None:
             return self._log_in_first(request)
-        asked = Asked(self._desk, user, _root(request), request.url.path, _pairs(request))
+        visit = Visit(self._services, user, _root(request), request.url.path, _pairs(request))
         try:
             form = await _own_form(request, user)
         except Refused as exc:
             log.warning("web.form_refused", path=request.url.path, user=user.name, why=exc.why)
-            return self._failed(request, asked, exc.status, exc.why)
-        asked = Asked(self._desk, user, asked.root, asked.path, asked.query, form or {"": [""]}, Turn(asked.path, user.name))
-        return await self._render(request, view, asked, FormCookie(request), self._fast)
+            return self._failed(request, visit, exc.status, exc.why)
+        visit = Visit(self._services, user, visit.root, visit.path, visit.query, form or {"": [""]}, Turn(visit.path, user.name))
+        return await self._render(request, view, visit, FormCookie(request), self._fast)
 
     async def _render(
-        self, request: Request, view: Callable[[Asked], Shown | Go], asked: Asked, cookie: FormCookie, threads: Threads
+        self, request: Request, view: Callable[[Visit], Screen | Redirect], visit: Visit, cookie: FormCookie, threads: Threads
     ) -> Response:
         try:
-            return await threads.run(asked.turn, self._view, view, asked, cookie, asks_broker=threads is not self._reading)
+            return await threads.run(visit.turn, self._view, view, visit, cookie, asks_broker=threads is not self._reading)
         except Refused as exc:
-            return self._failed(request, asked, exc.status, exc.why)
+            return self._failed(request, visit, exc.status, exc.why)
         except BrokerError as exc:
-            return self._failed(request, asked, 503, _with_result(asked, str(exc)))
+            return self._failed(request, visit, 503, _with_result(visit, str(exc)))
         except RedeliveryError as exc:
-            return self._failed(request, asked, 400, str(exc))
+            return self._failed(request, visit, 400, str(exc))
         except Exception as exc:  # noqa: BLE001 - the next request may be answered
             message = broker_message(exc)
             if message is None:
                 log.exception("web.failed", path=request.url.path)
-                return self._failed(request, asked, 500, _with_result(asked, FAILURE))
-            return self._failed(request, asked, 503, _with_result(asked, message))
+                return self._failed(request, visit, 500, _with_result(visit, FAILURE))
+            return self._failed(request, visit, 503, _with_result(visit, message))
 
-    def _threads(self, path: str, asked: Asked) -> Threads:
+    def _threads(self, path: str, visit: Visit) -> Threads:
         """The threads that render this screen. Searches have their own; a screen that only reads files waits for no broker."""
-        if not views.asks_broker(path, asked.query):
+        if not views.asks_broker(path, visit.query):
             return self._reading
         return self._slow if path in views.SLOW else self._fast
 
-    def _head(self, path: str, asked: Asked) -> bytes:
+    def _head(self, path: str, visit: Visit) -> bytes:
         """A screen that has only its head."""
-        return bytes(self._html(asked, Shown("head.html", {"here": path, "title": views.TITLES[path]}), "", 0).body)
+        return bytes(self._html(visit, Screen("head.html", {"here": path, "title": views.TITLES[path]}), "", 0).body)
 
-    def _view(self, view: Callable[[Asked], Shown | Go], asked: Asked, cookie: FormCookie, *, asks_broker: bool) -> Response:
-        with asked.screen() if asks_broker else nullcontext():
-            shown = view(asked)
+    def _view(self, view: Callable[[Visit], Screen | Redirect], visit: Visit, cookie: FormCookie, *, asks_broker: bool) -> Response:
+        with visit.screen() if asks_broker else nullcontext():
+            shown = view(visit)
         if self._runner is not None and asks_broker:
             self._runner.start()
-        if isinstance(shown, Go):
-            return RedirectResponse(asked.href(shown.path, **shown.query), status_code=303)
-        return self._html(asked, shown, cookie.token(asked.user.name), self._source.now_ms() if asks_broker else 0)
+        if isinstance(shown, Redirect):
+            return RedirectResponse(visit.href(shown.path, **shown.query), status_code=303)
+        return self._html(visit, shown, cookie.token(visit.user.name), self._source.now_ms() if asks_broker else 0)
 
-    def _html(self, asked: Asked, shown: Shown, token: str, now_ms: int) -> Response:
+    def _html(self, visit: Visit, shown: Screen, token: str, now_ms: int) -> Response:
         values = {
-            "asked": asked,
-            "href": asked.href,
+            "visit": visit,
+            "href": visit.href,
             "token": token,
             "now_ms": now_ms,
             "app_name": self._source.runtime.app.main or "app",
             "is_live": self._is_live,
             "screens": views.SCREENS,
-            "is_read_only": not any(asked.may(each) for each in ACTIONS),
+            "is_read_only": not any(visit.may(each) for each in ACTIONS),
             "redact": False,
         }
         return HTMLResponse(self._templates.get_template(shown.template).render({**values, **shown.values}), shown.status)
 
-    def _failed(self, request: Request, asked: Asked, status: int, why: str) -> Response:
+    def _failed(self, request: Request, visit: Visit, status: int, why: str) -> Response:
         if not request.headers.get("accept", "text/html").startswith(("text/html", "*/*", "application/xhtml")):
             return PlainTextResponse(f"{why}\n", status)
         heading, why = _in_two(harmless(why)) if status == 503 else ("", harmless(why))  # noqa: PLR2004 - HTTP's number
         values: dict[str, Any] = {"heading": heading, "why": why, "status": status}
         if heading:
             values["is_live"] = False  # the stream of live figures would only repeat this error
-        return self._html(asked, Shown("failed.html", values, status), "", 0)
+        return self._html(visit, Screen("failed.html", values, status), "", 0)
 
     def _log_in_first(self, request: Request, *, is_wrong: bool = False) -> Response:
         has_form = isinstance(self._login, TokenLogin)
@@ -201,13 +201,13 @@ class Page:
         user = await self._login.user(request)
         if user is None:
             return self._log_in_first(request)
-        asked = Asked(self._desk, user, _root(request), request.url.path, {})
-        return self._failed(request, asked, getattr(exc, "status_code", 404), "The page has no such screen.")
+        visit = Visit(self._services, user, _root(request), request.url.path, {})
+        return self._failed(request, visit, getattr(exc, "status_code", 404), "The page has no such screen.")
 
 
-def _with_result(asked: Asked, why: str) -> str:
+def _with_result(visit: Visit, why: str) -> str:
     """Return the error's text; for a form, also whether it may have changed something."""
-    return why if not asked.form or "changed nothing" in why else f"{why.rstrip('.')}. {asked.turn.result}"
+    return why if not visit.form or "changed nothing" in why else f"{why.rstrip('.')}. {visit.turn.result}"
 
 
 def _in_two(why: str) -> tuple[str, str]:

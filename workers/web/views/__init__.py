@@ -1,4 +1,4 @@
-"""The screens, one module for each. A screen is a function of one request (`Asked`) that calls the command line's operations."""
+"""The screens, one module for each. A screen is a function of one request (`Visit`) that calls the command line's operations."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from ..asked import Asked, Go, Shown
+    from ..screen import Redirect, Screen, Visit
 
 #: The screens in the navigation.
 SCREENS: tuple[tuple[str, str], ...] = (
@@ -33,7 +33,7 @@ def asks_broker(path: str, query: Mapping[str, object]) -> bool:
     return path != "/books" and (path != "/task" or "id" in query)
 
 
-def screens() -> Mapping[str, Callable[[Asked], Shown | Go]]:
+def screens() -> Mapping[str, Callable[[Visit], Screen | Redirect]]:
     """Return every screen, by its address."""
     from . import books, causes, delayed, letter, letters, operations, overview, queues, task, workers  # noqa: PLC0415 - the screens know the page
 
@@ -54,7 +54,7 @@ def screens() -> Mapping[str, Callable[[Asked], Shown | Go]]:
     }
 
 
-def acts() -> Mapping[str, Callable[[Asked], Shown | Go]]:
+def acts() -> Mapping[str, Callable[[Visit], Screen | Redirect]]:
     """Return the function of each form that changes something, by its address."""
     from . import delayed, letter, letters, operations  # noqa: PLC0415 - as above
 

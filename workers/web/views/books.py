@@ -4,29 +4,29 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..asked import Shown
+from ..screen import Screen
 
 if TYPE_CHECKING:
-    from ..asked import Asked
+    from ..screen import Visit
 
 #: Lives of one screen.
 PAGE = 50
 
 
-def books(asked: Asked) -> Shown:
+def books(visit: Visit) -> Screen:
     """Show the last report."""
-    if asked.desk.books is None:
-        return Shown("books.html", {"report": None})
+    if visit.services.books is None:
+        return Screen("books.html", {"report": None})
     from ...reconciliation.outputs.pages import page_of  # noqa: PLC0415 - pyarrow is an optional dependency
     from ...reconciliation.outputs.written import written  # noqa: PLC0415 - as above
     from ...reconciliation.rules import DISCREPANCIES  # noqa: PLC0415 - as above
 
-    report, after = written(asked.desk.books), asked.number("after", 0) or 0
-    verdict = asked.first("verdict")
+    report, after = written(visit.services.books), visit.number("after", 0) or 0
+    verdict = visit.first("verdict")
     chosen = (verdict,) if verdict in report.summary["verdicts"] else tuple(DISCREPANCIES)
-    asked.head_first()
-    lives = page_of(asked.desk.books, verdicts=chosen, limit=PAGE, after=after, with_history=True)
-    return Shown(
+    visit.head_first()
+    lives = page_of(visit.services.books, verdicts=chosen, limit=PAGE, after=after, with_history=True)
+    return Screen(
         "books.html",
         {"report": report, "lives": lives, "verdict": verdict, "discrepancies": DISCREPANCIES, "trend": report.trend},
     )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...operations.letters import dead_letters
 from ...operations.letters.reading.causes import Causes
-from ..asked import Shown
+from ..screen import Screen
 from ..shared.looks import LIMIT, leaves_marks
 from .letters import MOST_QUEUES
 
@@ -15,27 +15,27 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ...operations.letters.reading.causes import Cause
-    from ..asked import Asked
+    from ..screen import Visit
 
 #: The maximum number of causes; the last minutes whose deaths are drawn, in so many parts.
 MOST_CAUSES, MINUTES, PARTS = 100, 24 * 60, 48
 
 
-def causes(asked: Asked) -> Shown:
+def causes(visit: Visit) -> Screen:
     """Show the most frequent causes of one queue, or of all."""
-    queues = dead_letters.summaries(asked.runtime)
-    name = asked.first("queue")
+    queues = dead_letters.summaries(visit.runtime)
+    name = visit.first("queue")
     if name:
-        dead_letters.required(asked.runtime, name)
+        dead_letters.required(visit.runtime, name)
     chosen = {each.name: each.letters for each in queues if each.letters and name in ("", each.name)}
-    now_ms, is_marked = asked.transport.now_ms(), leaves_marks(asked.transport)
-    asked.head_first()
+    now_ms, is_marked = visit.transport.now_ms(), leaves_marks(visit.transport)
+    visit.head_first()
     unseen: list[str] = []
     newest: Mapping[tuple[str, str], int] = {}
     if is_marked:
-        found, total, at_ms, is_whole = Causes(redact=asked.runtime.settings.redact), sum(chosen.values()), None, True
+        found, total, at_ms, is_whole = Causes(redact=visit.runtime.settings.redact), sum(chosen.values()), None, True
         for each in chosen:
-            last = asked.desk.looks.last(each)
+            last = visit.services.looks.last(each)
             if last is None:
                 unseen.append(each)
                 continue
@@ -43,16 +43,16 @@ def causes(asked: Asked) -> Shown:
             for _, letter in last.seen.letters:
                 found.add(letter, each)
     else:
-        counted = asked.desk.survey.of(name, chosen)
+        counted = visit.services.survey.of(name, chosen)
         newest = dict(counted.newest)
         found, total, at_ms, is_whole = counted.causes, counted.total, counted.at_ms, counted.ended is not None
     ranked = found.ranked()
-    return Shown(
+    return Screen(
         "causes.html",
         {
             "name": name,
             "queues": queues,
-            "rows": [_row(asked, found, each, now_ms, newest) for each in ranked[:MOST_CAUSES]],
+            "rows": [_row(visit, found, each, now_ms, newest) for each in ranked[:MOST_CAUSES]],
             "causes": len(ranked),
             "looked_at": found.looked_at,
             "total": total,
@@ -65,11 +65,11 @@ def causes(asked: Asked) -> Shown:
     )
 
 
-def _row(asked: Asked, found: Causes, cause: Cause, now_ms: int, newest: Mapping[tuple[str, str], int]) -> dict[str, Any]:
+def _row(visit: Visit, found: Causes, cause: Cause, now_ms: int, newest: Mapping[tuple[str, str], int]) -> dict[str, Any]:
     def href(*queues: str) -> str:
         starts: list[int | None] = [_before(cause, each, newest) for each in queues]
         choice = {"fingerprint": cause.fingerprint} if cause.fingerprint else {"reason": cause.reason}
-        return asked.href("/letters", queue=queues, **choice, before=() if None in starts else starts)
+        return visit.href("/letters", queue=queues, **choice, before=() if None in starts else starts)
 
     counts = _most(cause.dead_letter_queues)
     queues = [queue for queue, _ in counts]
@@ -79,7 +79,7 @@ def _row(asked: Asked, found: Causes, cause: Cause, now_ms: int, newest: Mapping
         "cause": cause,
         "places": places,
         "href": href(*queues[:MOST_QUEUES]),
-        "example": asked.href("/letter", queue=cause.queue, id=cause.task_id, at=cause.place),
+        "example": visit.href("/letter", queue=cause.queue, id=cause.task_id, at=cause.place),
         "course": course,
         "recent": sum(course),
         "tasks": _most(cause.tasks, 3),

@@ -13,12 +13,12 @@ from ...operations.queues import require_queue
 from ...operations.runs.audit import Act, Acted, acted, record
 from ...operations.runs.operation import is_kept
 from ...operations.words.numbers import seconds
-from ..asked import Go, Shown
+from ..screen import Redirect, Screen
 from ..shared.looks import leaves_marks
 
 if TYPE_CHECKING:
     from ...ports import Delayed, Glance
-    from ..asked import Asked
+    from ..screen import Visit
 
 #: The maximum number of messages on the screen, and parts of the picture of due times.
 LIMIT, PARTS = 200, 60
@@ -28,16 +28,16 @@ ACTS = (Act.PROMOTE, Act.RESCHEDULE, Act.CANCEL)
 SPANS = {"hour": 3_600, "day": 86_400, "week": 604_800}
 
 
-def delayed(asked: Asked) -> Shown:
+def delayed(visit: Visit) -> Screen:
     """Show the delayed messages."""
-    store, queue = needed(broker_of(asked.transport).delayed), asked.first("queue")
-    within = asked.first("within")
+    store, queue = needed(broker_of(visit.transport).delayed), visit.first("queue")
+    within = visit.first("within")
     seen = store.glance(LIMIT, PARTS, queue or None, SPANS[within] * 1000 if within in SPANS else None)
     if queue and queue not in seen.totals:
-        require_queue(asked.runtime, queue)
-    given = asked.first("id")
-    waiting = _of_task(asked, given) if given else seen.soonest
-    return Shown(
+        require_queue(visit.runtime, queue)
+    given = visit.first("id")
+    waiting = _of_task(visit, given) if given else seen.soonest
+    return Screen(
         "delayed.html",
         {
             "queue": queue,
@@ -45,13 +45,13 @@ def delayed(asked: Asked) -> Shown:
             "totals": seen.totals,
             "total": sum(seen.totals.values()),
             "of": seen.totals.get(queue, 0) if queue else sum(seen.totals.values()),
-            "rows": [_row(asked, each) for each in waiting],
+            "rows": [_row(visit, each) for each in waiting],
             "seen": seen,
             "within": within if within in SPANS else "",
-            "spans": _spans(within, seen, asked.desk.source.now_ms()),
-            "notice": NOTICES.get(asked.first("notice"), ""),
-            "is_marked": leaves_marks(asked.transport),
-            "may_cancel": asked.may(str(Act.CANCEL), queue) and is_kept(asked.transport),
+            "spans": _spans(within, seen, visit.services.source.now_ms()),
+            "notice": NOTICES.get(visit.first("notice"), ""),
+            "is_marked": leaves_marks(visit.transport),
+            "may_cancel": visit.may(str(Act.CANCEL), queue) and is_kept(visit.transport),
         },
     )
 
@@ -72,8 +72,8 @@ def _spans(within: str, seen: Glance, now_ms: int) -> list[str]:
     return [name for name, seconds in SPANS.items() if seconds <= most or seen.later]
 
 
-def _row(asked: Asked, each: Delayed) -> dict[str, Any]:
-    may = [str(act) for act in ACTS if asked.may(str(act), each.queue)]
+def _row(visit: Visit, each: Delayed) -> dict[str, Any]:
+    may = [str(act) for act in ACTS if visit.may(str(act), each.queue)]
     return {**each.to_row(), "digest": _digest(each), "may": may}
 
 
@@ -82,24 +82,24 @@ def _digest(each: Delayed) -> str:
     return hashlib.sha256(each.ident.encode("utf-8", "replace")).hexdigest()[:16]
 
 
-def _of_task(asked: Asked, given: str) -> list[Delayed]:
-    return changes.of_task(needed(broker_of(asked.transport).delayed), given, where="the screen Task")
+def _of_task(visit: Visit, given: str) -> list[Delayed]:
+    return changes.of_task(needed(broker_of(visit.transport).delayed), given, where="the screen Task")
 
 
-def change(act: Act, asked: Asked) -> Go:
+def change(act: Act, visit: Visit) -> Redirect:
     """Cancel, promote or reschedule one message."""
-    found = [each for each in _of_task(asked, asked.first("id")) if asked.first("message") in ("", _digest(each))]
+    found = [each for each in _of_task(visit, visit.first("id")) if visit.first("message") in ("", _digest(each))]
     if not found:
-        return Go("/delayed", {"notice": "gone"})
+        return Redirect("/delayed", {"notice": "gone"})
     each = found[0]
-    asked.require(str(act), each.queue)
+    visit.require(str(act), each.queue)
     if act is Act.CANCEL:
-        answer = changes.cancel(asked.runtime, each, actor=asked.acting())
+        answer = changes.cancel(visit.runtime, each, actor=visit.acting())
     else:
-        due_ms = None if act is Act.PROMOTE else asked.transport.now_ms() + round(seconds(asked.first("after")) * 1000)
-        answer = changes.reschedule(asked.runtime, each, due_ms=due_ms, actor=asked.acting())
+        due_ms = None if act is Act.PROMOTE else visit.transport.now_ms() + round(seconds(visit.first("after")) * 1000)
+        answer = changes.reschedule(visit.runtime, each, due_ms=due_ms, actor=visit.acting())
     if answer is not Answer.DONE:
-        return Go("/delayed", {"notice": "gone"})
+        return Redirect("/delayed", {"notice": "gone"})
     tasks = [each.contents.task_id]
-    record(asked.transport, acted(act, Acted.DONE, each.queue, actor=asked.user.name, tasks=tasks, result={"moved": 1}))
-    return Go("/delayed", {"queue": asked.first("queue"), "notice": str(act)})
+    record(visit.transport, acted(act, Acted.DONE, each.queue, actor=visit.user.name, tasks=tasks, result={"moved": 1}))
+    return Redirect("/delayed", {"queue": visit.first("queue"), "notice": str(act)})

@@ -15,12 +15,12 @@ from ...operations.letters.reading.whole import as_editable
 from ...operations.letters.redrive.edits import edit_of_json
 from ...operations.runs.single import redrive_one
 from ...operations.words.numbers import plain
-from ..asked import Go, Shown
+from ..screen import Redirect, Screen
 from ..shared.looks import leaves_marks
 
 if TYPE_CHECKING:
     from ...letters import Letter
-    from ..asked import Asked
+    from ..screen import Visit
 
 #: The maximum number of bytes that are shown.
 MAX_RAW = 65_536
@@ -28,16 +28,16 @@ MAX_RAW = 65_536
 SEARCHED, SECONDS = 200_000, 4.0
 
 
-def letter(asked: Asked) -> Shown:
+def letter(visit: Visit) -> Screen:
     """Show the whole dead letter."""
-    name, task_id = asked.first("queue"), asked.first("id")
-    dead_letters.required(asked.runtime, name)
-    place, found = found_letter(asked, name, task_id)
-    redact = asked.runtime.settings.redact
+    name, task_id = visit.first("queue"), visit.first("id")
+    dead_letters.required(visit.runtime, name)
+    place, found = found_letter(visit, name, task_id)
+    redact = visit.runtime.settings.redact
     whole = as_editable(found, redact=redact)
-    wants_raw = asked.first("raw") == "1" and not redact
+    wants_raw = visit.first("raw") == "1" and not redact
     has_arguments = "args" in whole
-    return Shown(
+    return Screen(
         "letter.html",
         {
             "name": name,
@@ -53,17 +53,17 @@ def letter(asked: Asked) -> Shown:
             "raw": repr(found.raw[:MAX_RAW])[2:-1] if wants_raw else None,
             "is_cut": len(found.raw) > MAX_RAW,
             "chord": found.headers.get("group") is not None,
-            "may_redrive": asked.may("redrive", name),
-            "may_edit": asked.may("redrive", name) and asked.may("edit", name) and has_arguments,
-            "is_marked": leaves_marks(asked.transport),
+            "may_redrive": visit.may("redrive", name),
+            "may_edit": visit.may("redrive", name) and visit.may("edit", name) and has_arguments,
+            "is_marked": leaves_marks(visit.transport),
         },
     )
 
 
-def found_letter(asked: Asked, name: str, task_id: str) -> tuple[int | None, Letter]:
+def found_letter(visit: Visit, name: str, task_id: str) -> tuple[int | None, Letter]:
     """Return the dead letter and its place. Raises `InputError` if it has left the queue, or is not found in time."""
-    if leaves_marks(asked.transport):
-        last = asked.desk.looks.last(name)
+    if leaves_marks(visit.transport):
+        last = visit.services.looks.last(name)
         for place, each in [] if last is None else last.seen.letters:
             if each.task_id == task_id:
                 return place, each
@@ -72,14 +72,14 @@ def found_letter(asked: Asked, name: str, task_id: str) -> tuple[int | None, Let
             f"`redelivery dlq show {word(name)} --id {word(task_id)}`"
         )
         raise InputError(msg)
-    near = at_place(asked.transport, name, task_id, asked.number("at"))
-    near = near or at_place(asked.transport, name, task_id, 0)  # a dry run shows the oldest
+    near = at_place(visit.transport, name, task_id, visit.number("at"))
+    near = near or at_place(visit.transport, name, task_id, 0)  # a dry run shows the oldest
     if near:
         return near[0]
-    asked.head_first()
+    visit.head_first()
     chosen = Filter(task_ids=frozenset({task_id}))
-    with asked.search():
-        found = browsed(asked.transport, name, chosen, before=None, limit=1, most=SEARCHED, seconds=SECONDS)
+    with visit.search():
+        found = browsed(visit.transport, name, chosen, before=None, limit=1, most=SEARCHED, seconds=SECONDS)
     if found.letters:
         return found.letters[0]
     if found.next is not None:
@@ -92,18 +92,18 @@ def found_letter(asked: Asked, name: str, task_id: str) -> tuple[int | None, Let
     raise InputError(msg)
 
 
-def redrive(asked: Asked) -> Go:
+def redrive(visit: Visit) -> Redirect:
     """Redrive this dead letter, as it is or changed."""
-    name, task_id, changes = asked.first("queue"), asked.first("id"), asked.first("changes")
-    dead_letters.required(asked.runtime, name)
-    asked.require("redrive", name)
+    name, task_id, changes = visit.first("queue"), visit.first("id"), visit.first("changes")
+    dead_letters.required(visit.runtime, name)
+    visit.require("redrive", name)
     if changes:
-        asked.require("edit", name)
+        visit.require("edit", name)
     edit = edit_of_json(changes, "the changed dead letter", task_id) if changes else None
-    _, found = found_letter(asked, name, task_id)
-    redrive_one(asked.transport, name, found, actor=asked.acting(), why=asked.first("why"), edit=edit)
-    asked.desk.looks.forget(name)
-    return Go("/letters", {"queue": name}) if leaves_marks(asked.transport) else Go("/task", {"id": task_id})
+    _, found = found_letter(visit, name, task_id)
+    redrive_one(visit.transport, name, found, actor=visit.acting(), why=visit.first("why"), edit=edit)
+    visit.services.looks.forget(name)
+    return Redirect("/letters", {"queue": name}) if leaves_marks(visit.transport) else Redirect("/task", {"id": task_id})
 
 
 def _attempts(whole: dict[str, Any]) -> list[dict[str, Any]]:

@@ -19,12 +19,12 @@ from ...operations.runs.operation import is_kept
 from ...operations.words.numbers import seconds
 from ...operations.words.redaction import seen
 from ...operations.words.short_ids import is_whole
-from ..asked import Go, Shown
+from ..screen import Redirect, Screen
 from ..shared.looks import LIMIT, leaves_marks
 
 if TYPE_CHECKING:
     from ...letters import Letter
-    from ..asked import Asked
+    from ..screen import Visit
 
 #: Dead letters of one page; in a queue with more dead letters than `SEARCHED`, short ids are not looked up.
 PAGE, SEARCHED = 50, 200_000
@@ -58,26 +58,26 @@ class Choice:
         return any(self.given.values())
 
 
-def choice_of(asked: Asked, queue: str, *, is_listed: bool = False) -> Choice:
+def choice_of(visit: Visit, queue: str, *, is_listed: bool = False) -> Choice:
     """Return the choice in the address or the form. Raises `InputError`.
 
     A shortened id is looked up in the queue, except if the queue is too long, or the choice `is_listed`: a list shows all dead
     letters whose ids begin with it.
     """
-    given: dict[str, Any] = {option: asked.many(option) for option in NAMES}
-    given |= {"older_than": asked.first("older-than"), "newer_than": asked.first("newer-than")}
+    given: dict[str, Any] = {option: visit.many(option) for option in NAMES}
+    given |= {"older_than": visit.first("older-than"), "newer_than": visit.first("newer-than")}
     options = {name: given[option] for option, name in NAMES.items()}
     options |= {age: seconds(given[age]) if given[age] else None for age in ("older_than", "newer_than")}
     if is_listed:
-        return Choice(queue, listing_of(asked.transport, options), given)
+        return Choice(queue, listing_of(visit.transport, options), given)
     if all(map(is_whole, given["id"])):
-        return Choice(queue, filter_of(asked.transport, queue, options), given)
-    if sum(each.letters for each in dead_letters.summaries(asked.runtime) if each.name == queue) > SEARCHED:
-        chosen = filter_of(asked.transport, queue, {**options, "task_ids": ()})
+        return Choice(queue, filter_of(visit.transport, queue, options), given)
+    if sum(each.letters for each in dead_letters.summaries(visit.runtime) if each.name == queue) > SEARCHED:
+        chosen = filter_of(visit.transport, queue, {**options, "task_ids": ()})
         return Choice(queue, replace(chosen, task_ids=frozenset(given["id"])), given, takes_whole=True)
-    asked.head_first(is_reached=False)
-    with asked.search():
-        return Choice(queue, filter_of(asked.transport, queue, options), given)
+    visit.head_first(is_reached=False)
+    with visit.search():
+        return Choice(queue, filter_of(visit.transport, queue, options), given)
 
 
 def waiting_choice(queue: str, tasks: tuple[str, ...]) -> Choice:
@@ -86,25 +86,25 @@ def waiting_choice(queue: str, tasks: tuple[str, ...]) -> Choice:
     return Choice(queue, Filter(tasks=tasks), {**given, "task": tasks})
 
 
-def letters(asked: Asked) -> Shown:
+def letters(visit: Visit) -> Screen:
     """Show the dead letters of one queue, or the newest of several; without a queue, the list of dead-letter queues."""
-    runtime = asked.runtime
+    runtime = visit.runtime
     queues = dead_letters.summaries(runtime)
-    if len(asked.many("queue")) > 1:
-        return _of_several(asked, {each.name for each in queues})
-    name = asked.first("queue")
+    if len(visit.many("queue")) > 1:
+        return _of_several(visit, {each.name for each in queues})
+    name = visit.first("queue")
     if not name:
         full = [each for each in queues if each.letters]
         if len(full) != 1:
-            return Shown("letter_queues.html", {"queues": queues})
+            return Screen("letter_queues.html", {"queues": queues})
         name = full[0].name
     if name not in {each.name for each in queues}:
         dead_letters.required(runtime, name)
-    choice = choice_of(asked, name, is_listed=True)
-    asked.head_first()
-    is_marked = leaves_marks(asked.transport)
-    found, at_ms = _found(asked, choice, asked.number("before"), is_marked=is_marked)
-    return Shown(
+    choice = choice_of(visit, name, is_listed=True)
+    visit.head_first()
+    is_marked = leaves_marks(visit.transport)
+    found, at_ms = _found(visit, choice, visit.number("before"), is_marked=is_marked)
+    return Screen(
         "letters.html",
         {
             "queue": next((each for each in queues if each.name == name), None),
@@ -112,72 +112,72 @@ def letters(asked: Asked) -> Shown:
             "name": name,
             "choice": choice,
             "found": found,
-            "rows": [] if found is None else [row_of(asked, name, place, letter) for place, letter in found.letters],
+            "rows": [] if found is None else [row_of(visit, name, place, letter) for place, letter in found.letters],
             "reasons": REASONS,
-            "before": asked.number("before"),
+            "before": visit.number("before"),
             "is_marked": is_marked,
             "looked_ms": at_ms,
             "most": LIMIT,
-            "allowed": [each for each in ("redrive", "move", "purge") if is_kept(asked.transport) and asked.may(each, name)],
+            "allowed": [each for each in ("redrive", "move", "purge") if is_kept(visit.transport) and visit.may(each, name)],
         },
     )
 
 
-def _of_several(asked: Asked, known: set[str]) -> Shown:
+def _of_several(visit: Visit, known: set[str]) -> Screen:
     """Show the newest dead letters of each queue, with a link to all of them. Queues beyond `QUEUES` have only the link."""
-    names, places = asked.many("queue"), asked.numbers("before")
+    names, places = visit.many("queue"), visit.numbers("before")
     if len(names) > MOST_QUEUES:
         msg = f"{len(names)} queues are too many for one screen: name {MOST_QUEUES} at most"
         raise InputError(msg)
     starts = dict(zip(names, places, strict=True)) if len(places) == len(names) else {}
     for name in names:
         if name not in known:
-            dead_letters.required(asked.runtime, name)
-    choices = [choice_of(asked, name, is_listed=True) for name in dict.fromkeys(names)]
-    asked.head_first()
-    is_marked = leaves_marks(asked.transport)
+            dead_letters.required(visit.runtime, name)
+    choices = [choice_of(visit, name, is_listed=True) for name in dict.fromkeys(names)]
+    visit.head_first()
+    is_marked = leaves_marks(visit.transport)
     parts: list[dict[str, Any]] = []
     for choice in choices:
-        href = asked.href("/letters", queue=choice.queue, before=starts.get(choice.queue), **choice.given)
+        href = visit.href("/letters", queue=choice.queue, before=starts.get(choice.queue), **choice.given)
         part: dict[str, Any] = {"choice": choice, "href": href}
         if len(parts) < QUEUES:
-            found, at_ms = _found(asked, choice, starts.get(choice.queue), is_marked=is_marked, limit=EACH, seconds=SLOW / QUEUES)
-            rows = [] if found is None else [row_of(asked, choice.queue, place, letter) for place, letter in found.letters[:EACH]]
+            found, at_ms = _found(visit, choice, starts.get(choice.queue), is_marked=is_marked, limit=EACH, seconds=SLOW / QUEUES)
+            rows = [] if found is None else [row_of(visit, choice.queue, place, letter) for place, letter in found.letters[:EACH]]
             part |= {"found": found, "looked_ms": at_ms, "rows": rows}
         parts.append(part)
-    return Shown("letters_of_several.html", {"parts": parts, "shown": QUEUES, "most": LIMIT})
+    return Screen("letters_of_several.html", {"parts": parts, "shown": QUEUES, "most": LIMIT})
 
 
 def _found(
-    asked: Asked, choice: Choice, before: int | None, *, is_marked: bool, limit: int = PAGE, seconds: float | None = None
+    visit: Visit, choice: Choice, before: int | None, *, is_marked: bool, limit: int = PAGE, seconds: float | None = None
 ) -> tuple[Browsed | None, int | None]:
     if not is_marked:
-        with asked.search() if choice.has_filter else nullcontext():
-            return browsed(asked.transport, choice.queue, choice.chosen, before=before, limit=limit, seconds=seconds), None
-    last = asked.desk.looks.last(choice.queue)
+        with visit.search() if choice.has_filter else nullcontext():
+            return browsed(visit.transport, choice.queue, choice.chosen, before=before, limit=limit, seconds=seconds), None
+    last = visit.services.looks.last(choice.queue)
     if last is None:
         return None, None
     passing = [(place, letter) for place, letter in last.seen.letters if choice.chosen.passes(letter)]
     return Browsed(passing, last.seen.looked_at, last.seen.total, None), last.at_ms
 
 
-def row_of(asked: Asked, name: str, place: int, letter: Letter) -> dict[str, Any]:
+def row_of(visit: Visit, name: str, place: int, letter: Letter) -> dict[str, Any]:
     """Return a row of the table of dead letters, redacted if the settings say so."""
-    shown = seen(asked.runtime, letter).to_row()
-    return {**shown, "href": asked.href("/letter", queue=name, id=letter.task_id, at=place)}
+    shown = seen(visit.runtime, letter).to_row()
+    return {**shown, "href": visit.href("/letter", queue=name, id=letter.task_id, at=place)}
 
 
-def look(asked: Asked) -> Go:
+def look(visit: Visit) -> Redirect:
     """Read the oldest dead letters of a queue, which marks them."""
-    name = dead_letters.required(asked.runtime, asked.first("queue"))
-    if not leaves_marks(asked.transport):
+    name = dead_letters.required(visit.runtime, visit.first("queue"))
+    if not leaves_marks(visit.transport):
         msg = "this broker needs no look: open the dead letters"
         raise InputError(msg)
-    asked.require("look", name)
-    actor, last = asked.acting(), asked.desk.looks.last(name)
-    found = asked.desk.looks.look(asked.transport, name)
+    visit.require("look", name)
+    actor, last = visit.acting(), visit.services.looks.last(name)
+    found = visit.services.looks.look(visit.transport, name)
     if found is not last:
         result = {"looked_at": found.seen.looked_at}
-        record(asked.transport, acted(Act.LOOK, Acted.DONE, name, actor=actor, result=result))
-    back = asked.first("back")
-    return Go("/causes" if back == "causes" else "/letters", {"queue": name})
+        record(visit.transport, acted(Act.LOOK, Acted.DONE, name, actor=actor, result=result))
+    back = visit.first("back")
+    return Redirect("/causes" if back == "causes" else "/letters", {"queue": name})

@@ -29,14 +29,14 @@ from ...operations.runs.operation import (
 )
 from ...operations.runs.preview import Preview, preview
 from ...operations.words.numbers import moment, rate_of, seconds, share_of
-from ..asked import Go, Shown
+from ..screen import Redirect, Screen
 from .letters import Choice, choice_of, waiting_choice
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ...operations.letters.walk import Walked
-    from ..asked import Asked
+    from ..screen import Visit
 
 #: The maximum number of operations, and of records of the audit, on one screen.
 LIMIT, RECORDS = 50, 100
@@ -48,18 +48,18 @@ WENT = {Kind.REDRIVE: "sent back", Kind.MOVE: "moved", Kind.PURGE: "removed", Ki
 _COUNTS, _TEXTS = ("limit", "canary", "abort_after"), ("to", "archive")
 
 
-def operations(asked: Asked) -> Shown:
+def operations(visit: Visit) -> Screen:
     """Show the newest operations, and the newest records of the audit."""
-    is_here = is_kept(asked.transport)
-    audit = told(asked.runtime, RECORDS)
-    return Shown(
+    is_here = is_kept(visit.transport)
+    audit = told(visit.runtime, RECORDS)
+    return Screen(
         "operations.html",
         {
             "is_here": is_here,
             "not_here": NOT_HERE,
             "rows": [
-                {"operation": each, "href": asked.href("/operation", id=each.id), "filter": _words(each)}
-                for each in (listed(asked.runtime, limit=LIMIT) if is_here else ())
+                {"operation": each, "href": visit.href("/operation", id=each.id), "filter": _words(each)}
+                for each in (listed(visit.runtime, limit=LIMIT) if is_here else ())
             ],
             "records": audit.entries,
             "notes": audit.notes,
@@ -75,15 +75,15 @@ def _words(each: Operation) -> str:
     return " ".join([*parts, *(f"{when} {moment(conditions[name])}" for name, when in times.items() if name in conditions)])
 
 
-def operation(asked: Asked) -> Shown:
+def operation(visit: Visit) -> Screen:
     """Show one operation: the request, its progress, and its controls."""
-    each = found(asked.runtime, asked.first("id"))
-    may = all(asked.may(str(each.kind), queue) for queue in _concerned(asked, each.kind, each.queue, each.options))
+    each = found(visit.runtime, visit.first("id"))
+    may = all(visit.may(str(each.kind), queue) for queue in _concerned(visit, each.kind, each.queue, each.options))
     if each.has_ended:
-        audit = told(asked.runtime, RECORDS, operation=each.id)
+        audit = told(visit.runtime, RECORDS, operation=each.id)
     else:  # the screen is reloaded every few seconds, and all its records are on the broker
-        audit = Told(entries(asked.transport, RECORDS, operation=each.id))
-    return Shown(
+        audit = Told(entries(visit.transport, RECORDS, operation=each.id))
+    return Screen(
         "operation.html",
         {
             "operation": each,
@@ -100,26 +100,26 @@ def operation(asked: Asked) -> Shown:
     )
 
 
-def turn(name: str, asked: Asked) -> Go:
+def turn(name: str, visit: Visit) -> Redirect:
     """Pause, resume or abort an operation. The user needs the same rights as for its beginning."""
     act, _ = TURNS[name]
-    each = found(asked.runtime, asked.first("id"))
-    _require(asked, each.kind, each.queue, each.options)
-    act(asked.runtime, each.id, asked.acting(), asked.first("why"))
-    return Go("/operation", {"id": each.id})
+    each = found(visit.runtime, visit.first("id"))
+    _require(visit, each.kind, each.queue, each.options)
+    act(visit.runtime, each.id, visit.acting(), visit.first("why"))
+    return Redirect("/operation", {"id": each.id})
 
 
-def planned(asked: Asked) -> Shown:
+def planned(visit: Visit) -> Screen:
     """Show the dry run of an operation, and the form that begins it."""
-    kind, choice, options = _plan(asked)
+    kind, choice, options = _plan(visit)
 
     def count(on_progress: Callable[[Walked], None]) -> Preview:
-        return preview(asked.runtime, kind, choice.queue, choice.chosen, options, on_progress=on_progress)
+        return preview(visit.runtime, kind, choice.queue, choice.chosen, options, on_progress=on_progress)
 
-    check(asked.runtime, kind, choice.queue, choice.chosen, options)  # the HTTP status can still report an error
-    asked.head_first(is_reached=False)
-    job = asked.desk.previews.of((kind, choice.queue, repr(choice.given), options), count)
-    return Shown(
+    check(visit.runtime, kind, choice.queue, choice.chosen, options)  # the HTTP status can still report an error
+    visit.head_first(is_reached=False)
+    job = visit.services.previews.of((kind, choice.queue, repr(choice.given), options), count)
+    return Screen(
         "preview.html",
         {
             "kind": kind,
@@ -130,58 +130,58 @@ def planned(asked: Asked) -> Shown:
             "is_done": job.preview is not None,
             "looked_at": job.looked_at,
             "total": job.total,
-            "given": _given(asked, kind, choice),
+            "given": _given(visit, kind, choice),
             "options": options,
             "refresh": None if job.preview is not None else 1,
         },
     )
 
 
-def _given(asked: Asked, kind: Kind, choice: Choice) -> list[tuple[str, str]]:
+def _given(visit: Visit, kind: Kind, choice: Choice) -> list[tuple[str, str]]:
     """Return the fields of the form that begins the operation."""
     pairs = [("kind", str(kind)), ("queue", choice.queue)]
     for name, value in choice.given.items():
         pairs += [(name.replace("_", "-"), each) for each in (value if isinstance(value, tuple) else (value,)) if each]
     if not choice.has_filter:
         pairs.append(("all", "1"))
-    options = {name: asked.first(name) for name in (*_COUNTS, *_TEXTS, "create", "rate", "canary_wait", "abort_share")}
+    options = {name: visit.first(name) for name in (*_COUNTS, *_TEXTS, "create", "rate", "canary_wait", "abort_share")}
     return [*pairs, *((name, value) for name, value in options.items() if value)]
 
 
-def start(asked: Asked) -> Go:
+def start(visit: Visit) -> Redirect:
     """Begin the operation."""
-    kind, choice, options = _plan(asked)
-    if not choice.has_filter and asked.first("all") != "1":
+    kind, choice, options = _plan(visit)
+    if not choice.has_filter and visit.first("all") != "1":
         msg = "no dead letters are chosen: choose some with a filter, or choose all"
         raise InputError(msg)
-    begun = begin(asked.runtime, kind, choice.queue, choice.chosen, options, actor=asked.acting(), why=asked.first("why"))
-    return Go("/operation", {"id": begun.id})
+    begun = begin(visit.runtime, kind, choice.queue, choice.chosen, options, actor=visit.acting(), why=visit.first("why"))
+    return Redirect("/operation", {"id": begun.id})
 
 
-def _plan(asked: Asked) -> tuple[Kind, Choice, Options]:
+def _plan(visit: Visit) -> tuple[Kind, Choice, Options]:
     """Return the requested operation. Raises `InputError`, and `Refused` if the user may not do it."""
     try:
-        kind = Kind(asked.first("kind"))
+        kind = Kind(visit.first("kind"))
     except ValueError as exc:
-        msg = f"unknown operation {asked.first('kind')!r}: choose redrive, move or purge"
+        msg = f"unknown operation {visit.first('kind')!r}: choose redrive, move or purge"
         raise InputError(msg) from exc
     if kind is Kind.CANCEL:
-        return _cancel(asked)
-    name = dead_letters.required(asked.runtime, asked.first("queue"))
-    options = options_of(asked)
-    _require(asked, kind, name, options)
-    if not is_kept(asked.transport):
+        return _cancel(visit)
+    name = dead_letters.required(visit.runtime, visit.first("queue"))
+    options = options_of(visit)
+    _require(visit, kind, name, options)
+    if not is_kept(visit.transport):
         raise InputError(NOT_HERE)
-    return kind, choice_of(asked, name), options
+    return kind, choice_of(visit, name), options
 
 
-def _require(asked: Asked, kind: Kind, name: str, options: Options) -> None:
+def _require(visit: Visit, kind: Kind, name: str, options: Options) -> None:
     """Raise `Refused` if the user may not do this for every queue that it concerns."""
-    for queue in _concerned(asked, kind, name, options):
-        asked.require(str(kind), queue)
+    for queue in _concerned(visit, kind, name, options):
+        visit.require(str(kind), queue)
 
 
-def _concerned(asked: Asked, kind: Kind, name: str, options: Options) -> list[str]:
+def _concerned(visit: Visit, kind: Kind, name: str, options: Options) -> list[str]:
     """Return the queues for which a user needs the right to begin or control an operation; an empty name means every queue.
 
     A move also needs the right for its target. A redrive to another queue also needs the right for the dead-letter queue of its
@@ -192,24 +192,24 @@ def _concerned(asked: Asked, kind: Kind, name: str, options: Options) -> list[st
         return [name, target or name]
     if kind is not Kind.REDRIVE or target is None:
         return [name]
-    letters = asked.runtime.policies.policy_for(target).dead_letter_queue_for(target)
+    letters = visit.runtime.policies.policy_for(target).dead_letter_queue_for(target)
     return [name, letters or "", *([""] if options.create else [])]
 
 
-def _cancel(asked: Asked) -> tuple[Kind, Choice, Options]:
+def _cancel(visit: Visit) -> tuple[Kind, Choice, Options]:
     """Return the requested cancel. Without a queue it needs the right for every queue."""
-    name = asked.first("queue")
-    asked.require(str(Kind.CANCEL), name)
-    if not is_kept(asked.transport):
+    name = visit.first("queue")
+    visit.require(str(Kind.CANCEL), name)
+    if not is_kept(visit.transport):
         raise InputError(NOT_HERE)
-    return Kind.CANCEL, waiting_choice(name, asked.many("task")), options_of(asked)
+    return Kind.CANCEL, waiting_choice(name, visit.many("task")), options_of(visit)
 
 
-def options_of(asked: Asked) -> Options:
+def options_of(visit: Visit) -> Options:
     """Return the options in the form. Raises `InputError`."""
     parsers = {"rate": rate_of, "abort_share": share_of, "canary_wait": seconds}
-    values: dict[str, Any] = {name: asked.number(name) for name in _COUNTS}
-    values |= {name: asked.first(name) or None for name in _TEXTS}
-    values |= {name: parse(asked.first(name)) for name, parse in parsers.items() if asked.first(name)}
-    values["create"] = asked.first("create") == "1"
+    values: dict[str, Any] = {name: visit.number(name) for name in _COUNTS}
+    values |= {name: visit.first(name) or None for name in _TEXTS}
+    values |= {name: parse(visit.first(name)) for name, parse in parsers.items() if visit.first(name)}
+    values["create"] = visit.first("create") == "1"
     return Options.from_dict({name: value for name, value in values.items() if value is not None})

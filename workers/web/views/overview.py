@@ -7,25 +7,25 @@ from typing import TYPE_CHECKING, Any
 from ...operations.letters import dead_letters
 from ...operations.metrics.rates import KINDS
 from ...operations.words.numbers import counted
-from ..asked import Shown
+from ..screen import Screen
 from ..shared.figures import alarms, live
 
 if TYPE_CHECKING:
-    from ..asked import Asked
+    from ..screen import Visit
     from ..shared.books_result import BooksResult
 
 
-def overview(asked: Asked) -> Shown:
+def overview(visit: Visit) -> Screen:
     """Show the first screen."""
-    figures = asked.desk.sampler.figures()
-    queues = dead_letters.summaries(asked.runtime)
+    figures = visit.services.sampler.figures()
+    queues = dead_letters.summaries(visit.runtime)
     waiting, delayed = figures.by("queue_messages", "queue"), figures.by("delayed_messages", "queue")
     rows = [
         {"queue": name, "waiting": waiting.get(name, 0), "delayed": delayed.get(name, 0), "letters": _letters(queues, name)}
         for name in sorted({*waiting, *(each for each in delayed if each)})
     ]
-    books = asked.desk.books_reader.newest()
-    return Shown(
+    books = visit.services.books_reader.newest()
+    return Screen(
         "overview.html",
         {
             "figures": figures,

@@ -11,23 +11,23 @@ from redelivery.settings.values import suggestion
 from ...operations.fleet.holders import holders
 from ...operations.letters import dead_letters
 from ...operations.words.policies import delays_of, shown, sources_of
-from ..asked import Shown
+from ..screen import Screen
 from ..shared.looks import leaves_marks
 from .workers import LOOKED_AT
 
 if TYPE_CHECKING:
-    from ..asked import Asked
+    from ..screen import Visit
 
 
-def queues(asked: Asked) -> Shown:
+def queues(visit: Visit) -> Screen:
     """Show every queue that the app names, or in which messages wait."""
-    figures = asked.desk.sampler.figures()
+    figures = visit.services.sampler.figures()
     waiting, delayed = figures.by("queue_messages", "queue"), figures.by("delayed_messages", "queue")
     consumers, overdue = figures.by("queue_consumers", "queue"), figures.by("overdue_seconds", "queue")
-    letters = {each.origin: each for each in dead_letters.summaries(asked.runtime)}
-    held = None if leaves_marks(asked.transport) else holders(asked.runtime, most=LOOKED_AT, named=0)
+    letters = {each.origin: each for each in dead_letters.summaries(visit.runtime)}
+    held = None if leaves_marks(visit.transport) else holders(visit.runtime, most=LOOKED_AT, named=0)
     in_flight = None if held is None else held.by_queue
-    named = {*asked.runtime.app.amqp.queues, *waiting, *(each for each in delayed if each), *(in_flight or ())}
+    named = {*visit.runtime.app.amqp.queues, *waiting, *(each for each in delayed if each), *(in_flight or ())}
     names = sorted(named - {each.name for each in letters.values()})
     rows = [
         {
@@ -38,18 +38,18 @@ def queues(asked: Asked) -> Shown:
             "consumers": consumers.get(name),
             "in_flight": None if in_flight is None else in_flight[name],
             "letters": letters.get(name),
-            "policy": asked.runtime.policies.policy_for(name),
+            "policy": visit.runtime.policies.policy_for(name),
         }
         for name in names
     ]
-    return Shown(
+    return Screen(
         "queues.html", {"rows": rows, "figures": figures, "held_of": held.looked_at if held is not None and held.is_cut else None}
     )
 
 
-def queue(asked: Asked) -> Shown:
+def queue(visit: Visit) -> Screen:
     """Show the policy of one queue, or of a task in it."""
-    runtime, name, task = asked.runtime, asked.first("name"), asked.first("task")
+    runtime, name, task = visit.runtime, visit.first("name"), visit.first("task")
     known = {*runtime.app.amqp.queues, *dead_letters.known(runtime).values()}
     if name not in known:
         msg = f"the app has no queue {name!r}{suggestion(name, known)}"
@@ -59,7 +59,7 @@ def queue(asked: Asked) -> Shown:
     values = [{"name": each, "value": shown(resolved.policy, each, target), "source": resolved.sources[each]} for each in FIELDS]
     tasks = sorted(each for each in runtime.app.tasks if not each.startswith("celery."))
     delays = delays_of(resolved.policy)
-    return Shown(
+    return Screen(
         "queue.html",
         {
             "name": name,

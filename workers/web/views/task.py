@@ -8,41 +8,41 @@ from redelivery.display import word
 from redelivery.errors import InputError
 
 from ...operations.inventory.task_life import life_of
-from ..asked import Shown
+from ..screen import Screen
 from ..shared.looks import leaves_marks
 
 if TYPE_CHECKING:
     from redelivery.middleware.messages.events import Event
 
     from ...ports import Place, TaskLife
-    from ..asked import Asked
+    from ..screen import Visit
 
 #: The maximum number of events, and of messages of each list, that are read.
 LOOKED_AT = 20_000
 
 
-def task(asked: Asked) -> Shown:
+def task(visit: Visit) -> Screen:
     """Show the life of the task with this id, or beginning of an id; without an id, a form."""
-    given = asked.first("id")
+    given = visit.first("id")
     if not given:
-        return Shown("task_form.html", {})
-    if leaves_marks(asked.transport):
+        return Screen("task_form.html", {})
+    if leaves_marks(visit.transport):
         msg = (
             "on RabbitMQ a search for a task has to take the outcome log and the dead letters, which marks them: "
             f"`redelivery task show {word(given)}` does that"
         )
         raise InputError(msg)
-    asked.head_first(is_reached=False)
-    with asked.search():
-        life = life_of(asked.runtime, given, most=LOOKED_AT)
-    return Shown(
+    visit.head_first(is_reached=False)
+    with visit.search():
+        life = life_of(visit.runtime, given, most=LOOKED_AT)
+    return Screen(
         "task.html",
         {
             "given": given,
             "life": life,
             "generations": _generations(life),
-            "places": [_place(asked, each) for each in life.places],
-            "policy": asked.runtime.policies.policy_for(life.queue, life.task or None) if life.queue else None,
+            "places": [_place(visit, each) for each in life.places],
+            "policy": visit.runtime.policies.policy_for(life.queue, life.task or None) if life.queue else None,
         },
     )
 
@@ -58,7 +58,7 @@ def _generations(life: TaskLife) -> list[dict[str, Any]]:
     return [{"number": number, "events": events} for number, events in sorted(found.items())]
 
 
-def _place(asked: Asked, place: Place) -> dict[str, Any]:
+def _place(visit: Visit, place: Place) -> dict[str, Any]:
     detail = place.detail
-    href = asked.href("/letter", queue=place.name, id=place.contents.task_id, at=place.at) if place.place == "dead_letter" else ""
+    href = visit.href("/letter", queue=place.name, id=place.contents.task_id, at=place.at) if place.place == "dead_letter" else ""
     return {"place": place.place, "name": place.name, "detail": detail, "href": href}

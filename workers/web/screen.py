@@ -1,4 +1,4 @@
-"""A request as a screen gets it (`Asked`), and the answer of a screen: a template (`Shown`), or the next address (`Go`)."""
+"""A request as a screen gets it (`Visit`), and the answer of a screen: a template (`Screen`), or the next address (`Redirect`)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 QUEUE_NAMES = frozenset({"queue", "name"})
 
 
-class Desk:
+class PageServices:
     """What the screens of one page share. `allows` limits the rights of all users; `books` is the folder of the books' output."""
 
     def __init__(self, source: Source, allows: User, books: str | None) -> None:
@@ -46,7 +46,7 @@ class Desk:
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class Screen:
     """A screen to show: its template, the template's values, and the HTTP status."""
 
     template: str
@@ -55,7 +55,7 @@ class Shown:
 
 
 @dataclass(frozen=True, slots=True)
-class Go:
+class Redirect:
     """A redirect to another address of the page."""
 
     path: str
@@ -63,13 +63,13 @@ class Go:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Visit:
     """One request. `form` is empty if the request posts none.
 
     `searches` is called when a search begins: the head of the screen may then be sent.
     """
 
-    desk: Desk
+    services: PageServices
     user: User
     root: str
     path: str
@@ -81,12 +81,12 @@ class Asked:
     @property
     def runtime(self) -> Runtime:
         """The app's runtime."""
-        return self.desk.source.runtime
+        return self.services.source.runtime
 
     @property
     def transport(self) -> Transport:
         """The transitions on the app's broker. Raises `BrokerError`."""
-        return self.desk.source.transport
+        return self.services.source.transport
 
     def head_first(self, *, is_reached: bool = True) -> None:
         """Allow the head of the screen to be sent. A screen must call this before a search that may take long.
@@ -99,7 +99,7 @@ class Asked:
 
     def search(self) -> AbstractContextManager[None]:
         """One search, which waits for the earlier searches of this page. Raises `Refused` if it waits too long."""
-        return self.desk.searches.one(self.turn)
+        return self.services.searches.one(self.turn)
 
     def screen(self) -> AbstractContextManager[None]:
         """A whole screen. On RabbitMQ, where reading is expensive, it is a search. Raises as `search`."""
@@ -145,13 +145,13 @@ class Asked:
 
     def may(self, action: str, *queues: str) -> bool:
         """Whether the page allows this, and its user may do it."""
-        return self.desk.allows.may(action, queues) and self.user.may(action, queues)
+        return self.services.allows.may(action, queues) and self.user.may(action, queues)
 
     def require(self, action: str, *queues: str) -> None:
         """Raise `Refused` if `may` is False."""
         if not self.may(action, *queues):
             where = f" for {harmless(queues[0]) or 'every queue'}" if queues else ""
-            if not self.desk.allows.may(action, queues):
+            if not self.services.allows.may(action, queues):
                 raise Refused(
                     403, f"This page may not {action}{where}: it is started with --allow {action}, or mounted with allow=…"
                 )
