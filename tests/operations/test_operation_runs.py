@@ -398,7 +398,7 @@ def test_a_count_that_no_number_holds_loses_no_message(shop: Shop, run: Callable
     hostile = begun(shop, Kind.CANCEL, queue="celery")
     client.hset(f"redelivery:operation:{hostile.id}", "moved", "9" * 20)
     run()
-    assert "no number" in reached(shop, hostile, State.FAILED).message
+    assert "not a number" in reached(shop, hostile, State.FAILED).message
     assert client.hlen("redelivery:delayed:messages:celery") == client.zcard("redelivery:delayed:due:celery") == 1
 
 

@@ -10,6 +10,8 @@ def broker_message(exc: BaseException) -> str | None:
 
     if not isinstance(exc, (redis.RedisError, AMQPError, ConnectionError, TimeoutError)):
         return None
+    if isinstance(exc, redis.ConnectionError) and str(exc) == "Too many connections":  # redis-py's, of a pool that has no more
+        return "the broker answers slowly, and all connections to it are in use: raise max_connections in broker_transport_options"
     texts: dict[type[BaseException], str] = {
         redis.ReadOnlyError: "the broker is read-only, and changed nothing: point broker_url at the master",
         redis.OutOfMemoryError: "the broker is full, and changed nothing: raise its maxmemory, or make room",

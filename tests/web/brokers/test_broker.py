@@ -11,8 +11,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
+from redis.exceptions import MaxConnectionsError
 
 from redelivery.workers.brokers.broker import broker_of, needed
+from redelivery.workers.brokers.broker_words import broker_message
 from redelivery.workers.operations.runs.audit import entries
 from redelivery.workers.operations.runs.operation import listed
 from tests.conformance.brokers import Place, letter
@@ -224,6 +226,17 @@ def _left(visitor: Visitor, path: str) -> socket.socket:
     asking.sendall(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nCookie: {cookie}\r\n\r\n".encode())
     assert asking.recv(65_536).startswith(b"HTTP/1.1 200")
     return asking
+
+
+def test_a_pool_without_a_free_connection_is_not_called_a_broker_that_is_gone(desk: Desk) -> None:
+    """All of the page's connections wait for a slow broker."""
+    pool = desk.client.connection_pool
+    pool.max_connections = 1
+    kept = pool.get_connection()
+    with pytest.raises(MaxConnectionsError) as raised:
+        desk.client.ping()
+    pool.release(kept)
+    assert str(broker_message(raised.value)).startswith("the broker answers slowly")
 
 
 def test_a_full_redis_is_shown_and_its_letters_go_back(open_page: Callable[..., WebPage], desk: Desk) -> None:
