@@ -18,7 +18,7 @@ from .decorator import options_of
 from .strategies import StrategyFailed, decide_with_tenacity
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from celery import Celery
 
@@ -31,6 +31,15 @@ if TYPE_CHECKING:
 MAX_BOUNDS = 10_000
 #: The fields of a policy that limit how long messages live, or delay them.
 TIMES = ("max_time_to_live", "respect_time_to_live", "delivery_delay")
+#: The fields of a policy that choose dead-letter queues and expiry queues.
+TARGETS = (
+    "enabled",
+    "dead_letter_queue",
+    "dead_letter_queue_prefix",
+    "dead_letter_queue_suffix",
+    "expiry_queue",
+    "auto_create_dead_letter_resources",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +98,7 @@ class Resolver:
         self._app, self._given, self._mode = app, given, mode
         self._options: dict[str, Options | None] = {}
         self._bounds: dict[tuple[str, str], Bounds | None] = {}
+        self._grouped, self._groups = 0, list[str]()
 
     @cached_property
     def settings(self) -> RedeliverySettings:
@@ -111,9 +121,20 @@ class Resolver:
 
     def targets_of(self, queue: str, which: Callable[[RedeliveryPolicy], bool] = lambda _: True) -> list[str]:
         """The queues that get this queue's dead letters and expired messages, by the policies of all tasks that are imported."""
-        policies = filter(which, [self.policy_for(queue), *(self.policy_for(queue, task) for task in self._app.tasks)])
+        policies = filter(which, [self.policy_for(queue), *(self.policy_for(queue, task) for task in self._choosing_tasks())])
         targets = (find(queue) for policy in policies for find in (policy.dead_letter_queue_for, policy.expiry_queue_for))
         return sorted({target for target in targets if target is not None})
+
+    def _choosing_tasks(self) -> Collection[str]:
+        """One task of each group whose settings for `TARGETS` are the same: an app may have thousands of tasks."""
+        if len(self._app.tasks) != self._grouped:
+            self._grouped, groups = len(self._app.tasks), dict[str, str]()
+            for task in self._app.tasks:
+                options = self.options_of(task)
+                found = self.settings.policy_for("", task, decorator=None if options is None else options.fields)
+                groups.setdefault(repr([(found.sources[name], getattr(found.policy, name)) for name in TARGETS]), task)
+            self._groups = list(groups.values())
+        return self._groups
 
     def is_enabled(self, task: str, queue: str | None = None) -> bool:
         """Whether redelivery is enabled for this task, which may be one of Celery's own (`celery.*`)."""

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from celery import Celery, current_app
 
-from redelivery import Redelivery
+from redelivery import Redelivery, redeliver
 from redelivery.errors import ConfigurationError
 
 
@@ -51,3 +51,31 @@ def test_what_is_no_celery_app_is_refused() -> None:
             Redelivery(other)
     Celery("current").set_current()
     assert Redelivery(current_app).app.main == "current"
+
+
+def test_the_targets_of_a_queue_are_those_of_all_tasks_also_of_later_ones() -> None:
+    """Thousands of tasks are evaluated by groups; the result is that of each task by itself."""
+    app = Celery("targets", broker="memory://")
+    tasks = {"shop.#": {"dead_letter_queue": "shops"}, "shop.odd.*": {"dead_letter_queue": "odd"}, "mail.*": {"max_age": 5}}
+    policies = Redelivery(app, {"queues": {"b": {"expiry_queue": "gone"}}, "tasks": tasks}).policies
+
+    def own() -> None:
+        """A task."""
+
+    def each(queue: str) -> list[str]:
+        made = [policies.policy_for(queue), *(policies.policy_for(queue, task) for task in app.tasks)]
+        targets = [target for policy in made for target in (policy.dead_letter_queue_for(queue), policy.expiry_queue_for(queue))]
+        return sorted({target for target in targets if target is not None})
+
+    for name in ("plain", "mail.send", "shop.pay", "shop.odd.one"):
+        app.task(name=name)(own)
+    app.finalize()
+    assert {queue: policies.targets_of(queue) for queue in "ab"} == {queue: each(queue) for queue in "ab"}
+    assert policies.targets_of("b") == ["DLQ.b", "gone", "odd", "shops"]
+
+    @app.task(name="late")
+    @redeliver(dead_letter_queue="late")
+    def late() -> None:
+        """A task with a queue of its own."""
+
+    assert policies.targets_of("a") == each("a") == ["DLQ.a", "late", "odd", "shops"]
