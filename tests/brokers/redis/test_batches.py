@@ -252,8 +252,9 @@ def test_a_batch_that_did_not_arrive_is_published_when_it_is_tried_again(behind:
     assert behind.ids()[2:] == ids == behind.recorded()[2:]
 
 
-def test_a_group_goes_on_until_its_next_batch_is_complete(producer: Producer) -> None:
+def test_a_group_goes_on_until_its_next_batch_is_complete(producer: Producer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only then does it wait for the answer: a server that carries nothing out does not stop it before."""
+    monkeypatch.setattr(batches, "MAX_WAIT", 60.0)  # on a slow machine a batch would be sent before it is complete
     producer.group(2)
     waiting: list[int] = []
 
