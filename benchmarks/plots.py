@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["COLOURS", "OVERVIEW", "SETTINGS", "comparison_plot", "ratio_plot", "svg", "write_plots"]
 
 OVERVIEW = "ratios.svg"
-#: A placeholder for the colour of text.
+#: The colour that texts are drawn in. `svg` replaces it with `currentColor`, which follows the reader's light or dark mode.
 INK = "#010203"
 COLOURS = {"plain": "#8c959f", "redelivery": "#2da44e", "dramatiq": "#bf8700", "rq": "#8250df"}
 STYLE = "<style>svg{color:#24292f}@media(prefers-color-scheme:dark){svg{color:#d0d7de}}</style>"

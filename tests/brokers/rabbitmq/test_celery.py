@@ -16,6 +16,7 @@ from kombu import Exchange, Queue
 from redelivery import Redelivery
 from redelivery.middleware.messages.envelope import Envelope
 from redelivery.middleware.messages.ttl import PUBLISHED
+from tests.conformance.sent import letter_of
 from tests.support.rabbitmq.amqp_queues import configure
 from tests.support.running import Shop, until
 
@@ -64,12 +65,7 @@ class Floor:
 
     def letter(self, name: str, queue: str) -> dict[str, Any]:
         """Its letter, once it lies there."""
-
-        def found() -> dict[str, Any] | None:
-            return next((each for each in self.shop.letters(queue) if each["headers"]["id"] == self.ids[name]), None)
-
-        letter: dict[str, Any] = until(found, what=f"a letter of {name} in {queue}")
-        return letter
+        return letter_of(self.shop, self.ids[name], queue)
 
 
 @pytest.fixture(scope="module")

@@ -46,7 +46,8 @@ COMMON = {
     "redelivery_outcome_log_max_bytes",
 }
 SELECTOR = re.compile(r"(redelivery_\w+)(\{[^}]*\})?")
-GROUPED = re.compile(r"\b(?:by|without) \(([^)]*)\)")
+#: The labels of a `by`, and the metric that it groups.
+GROUPED = re.compile(r"\bby \(([^)]*)\) \((?:\w+\()*(redelivery_\w+)")
 
 
 def expressions() -> dict[str, str]:
@@ -81,10 +82,10 @@ def test_the_files_name_metrics_and_labels_that_there_are() -> None:
         metrics = {metric for metric, _ in SELECTOR.findall(query)}
         assert metrics, name
         assert metrics <= labels.keys(), name
-        has = {"instance"}.union(*({each.strip() for each in labels[metric]} for metric in metrics))  # Prometheus adds it to all
-        named = {each.strip() for found in GROUPED.findall(query) for each in found.split(",")}
-        named |= {each for _, inner in SELECTOR.findall(query) for each in re.findall(r"(\w+)(?:=~|!~|!=|=)", inner)}
-        assert named <= has, name
+        for names, metric in GROUPED.findall(query):
+            assert {each.strip() for each in names.split(",")} <= labels[metric] | {"instance"}, name  # Prometheus adds it to all
+        for metric, inner in SELECTOR.findall(query):
+            assert set(re.findall(r"(\w+)(?:=~|!~|!=|=)", inner)) <= labels[metric], name
     asked = {metric for query in queries.values() for metric, _ in SELECTOR.findall(query)}
     assert asked >= METRICS.keys() - {"redelivery_outcome_log_lost_events"}
 
@@ -320,12 +321,13 @@ def answered(here: Prometheus, query: str) -> bool:
 
 
 def has_labels(here: Prometheus, query: str) -> bool:
-    """Whether each selector of an expression matches a series, and some series has each label that the expression groups by."""
-    grouped = {each.strip() for found in GROUPED.findall(query) for each in found.split(",")}
-    found = [
-        here.ask("series", **{"match[]": metric + inner}) for metric, inner in SELECTOR.findall(query) if metric not in ON_RABBITMQ
-    ]
-    return all(found) and grouped <= {label for series in found for each in series for label in each}
+    """Whether each selector of an expression matches series, and each of these has all labels that it is grouped by."""
+    selectors = [(metric, inner) for metric, inner in SELECTOR.findall(query) if metric not in ON_RABBITMQ]
+    series = {metric: here.ask("series", **{"match[]": metric + inner}) for metric, inner in selectors}
+    grouped = GROUPED.findall(query)
+    assert (len(grouped), "without (" in query) == (len(re.findall(r"\bby \(", query)), False), query
+    labels = [(label.strip(), each) for names, metric in grouped for label in names.split(",") for each in series.get(metric, ())]
+    return all(series.values()) and all(label in each for label, each in labels)
 
 
 @pytest.mark.slow

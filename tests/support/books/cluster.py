@@ -14,7 +14,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ import pyspark
 
 from redelivery.workers.reconciliation.spark.java import ensure_java
 from tests.support.books.spark_session import NOON, Histories, write_lines
+from tests.support.running import until
 
 __all__ = ["main"]
 
@@ -83,11 +83,8 @@ def _serve(stack: ExitStack, folder: Path, name: str, kind: str, *words: str) ->
     stack.callback(process.terminate)
 
 
-def _wait_for(log: Path, words: str, seconds: float = 900) -> None:
-    deadline = time.monotonic() + seconds
-    while words not in log.read_text("utf-8", "replace"):
-        assert time.monotonic() < deadline, log.read_text("utf-8", "replace")[-2000:]
-        time.sleep(0.2)  # the log of another process can only be polled
+def _wait_for(log: Path, words: str) -> None:
+    until(lambda: words in log.read_text("utf-8", "replace"), 900, f"{words!r} in {log}")
 
 
 def _day(folder: Path, day: int, lives: list[Any], as_of_ms: int) -> int:
