@@ -14,7 +14,7 @@ from celery.result import AsyncResult
 
 from redelivery.middleware.logs import redacting
 from tests.support.built import built
-from tests.support.control.pooled import floors, on
+from tests.support.control.pooled import control_shops, on
 from tests.support.desk import desk
 from tests.support.documents.proofs import pytest_runtest_logreport, pytest_sessionfinish, pytest_terminal_summary
 from tests.support.lanes import first_quick
@@ -34,8 +34,8 @@ result_class.__del__ = lambda _: None
 #: The fixtures of trials, of pools, of RabbitMQ and of desks are every module's, and the hooks of proofs are the whole run's.
 __all__ = [
     "built",
+    "control_shops",
     "desk",
-    "floors",
     "forked",
     "managed_node",
     "on",

@@ -37,9 +37,9 @@ def modules() -> None:
             _require((exc.name or "").partition(".")[0] in OPTIONAL, f"{module.name}: {exc}")
 
 
-def bare_rooms() -> None:
+def bare_packages() -> None:
     """Check that no package can be imported without `redelivery.`."""
-    found = [room for room in ("settings", "middleware", "workers") if importlib.util.find_spec(room) is not None]
+    found = [package for package in ("settings", "middleware", "workers") if importlib.util.find_spec(package) is not None]
     _require(not found, f"the wheel installs {found} at the top level")
 
 
@@ -75,6 +75,6 @@ def _require(held: bool, otherwise: str) -> None:
 
 
 if __name__ == "__main__":
-    for check in (public_names, modules, bare_rooms, files, commands):
+    for check in (public_names, modules, bare_packages, files, commands):
         check()
         print(f"smoke: {check.__name__} ok")

@@ -45,7 +45,7 @@ SENT: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
 
 
 @dataclass
-class Floor:
+class SentTasks:
     """The shop on one virtual host, and what was sent."""
 
     rabbit: Rabbit
@@ -69,7 +69,7 @@ class Floor:
 
 
 @pytest.fixture(scope="module")
-def floor(rabbit_node: Node) -> Iterator[Floor]:
+def sent_tasks(rabbit_node: Node) -> Iterator[SentTasks]:
     """One worker on all the queues."""
     rabbit = rabbit_node.vhost()
     with TemporaryDirectory(prefix="rd-", ignore_cleanup_errors=True) as folder:
@@ -77,11 +77,11 @@ def floor(rabbit_node: Node) -> Iterator[Floor]:
         shop = Shop(server, Path(folder), settings=SETTINGS, module="tests.support.rabbitmq.amqp_shop")
         configure(shop.app)
         shop.start(concurrency=3)
-        floor = Floor(rabbit, shop)
+        sent_tasks = SentTasks(rabbit, shop)
         for name, (task, args, options) in SENT.items():
-            floor.at[name] = time.time()
-            floor.ids[name] = str(shop.app.send_task(f"tests.support.shop.{task}", args, **options).id)
-        yield floor
+            sent_tasks.at[name] = time.time()
+            sent_tasks.ids[name] = str(shop.app.send_task(f"tests.support.shop.{task}", args, **options).id)
+        yield sent_tasks
         shop.stop()
     rabbit.remove()
 
@@ -98,88 +98,88 @@ def floor(rabbit_node: Node) -> Iterator[Floor]:
     ],
 )
 def test_a_letter_knows_the_exchange_and_the_key_it_was_published_with(
-    floor: Floor, name: str, queue: str, exchange: str, routing_key: str
+    sent_tasks: SentTasks, name: str, queue: str, exchange: str, routing_key: str
 ) -> None:
     """They survive every move, so that a dead letter can go back to them; each of two bound queues has a life of its own."""
-    assert floor.ended(name, "dead_lettered", queue).attempt == 2
-    letter = floor.letter(name, f"DLQ.{queue}")
+    assert sent_tasks.ended(name, "dead_lettered", queue).attempt == 2
+    letter = sent_tasks.letter(name, f"DLQ.{queue}")
     envelope = Envelope.of(letter["headers"])
     assert dict(envelope.origin) == {"queue": queue, "exchange": exchange, "routing_key": routing_key}
     assert (envelope.deaths[0]["exchange"], envelope.deaths[0]["routing_keys"]) == (exchange, [routing_key])
 
 
-def test_a_redelivery_goes_to_its_own_queue_alone(floor: Floor) -> None:
+def test_a_redelivery_goes_to_its_own_queue_alone(sent_tasks: SentTasks) -> None:
     """Two queues of one topic exchange: each has its own two deliveries, and none of the other queue's."""
     for queue in ("orders", "audit"):
-        floor.ended("topic", "dead_lettered", queue)
-    assert len(floor.shop.runs(floor.ids["topic"])) == 4
+        sent_tasks.ended("topic", "dead_lettered", queue)
+    assert len(sent_tasks.shop.runs(sent_tasks.ids["topic"])) == 4
 
 
 @pytest.mark.parametrize("queue", ["mails", "eu.mails"])
-def test_a_copy_is_sent_once_and_lives_by_itself(floor: Floor, queue: str) -> None:
+def test_a_copy_is_sent_once_and_lives_by_itself(sent_tasks: SentTasks, queue: str) -> None:
     """RabbitMQ's `CC` header: redeliveries and deaths send no copies again; each dead letter goes back to its own queue."""
     for each in ("mails", "eu.mails"):
-        floor.ended("copied", "dead_lettered", each)
-    events = [event for event in floor.shop.events_of(floor.ids["copied"]) if event.queue == queue]
+        sent_tasks.ended("copied", "dead_lettered", each)
+    events = [event for event in sent_tasks.shop.events_of(sent_tasks.ids["copied"]) if event.queue == queue]
     assert [(event.outcome, event.attempt) for event in events] == [
         ("received", 1),
         ("redelivery_scheduled", 1),
         ("dead_lettered", 2),
     ]
-    letter = floor.letter("copied", f"DLQ.{queue}")
+    letter = sent_tasks.letter("copied", f"DLQ.{queue}")
     envelope = Envelope.of(letter["headers"])
     assert dict(envelope.origin) == {"queue": queue, "exchange": "", "routing_key": queue}
     assert envelope.deaths[0]["routing_keys"] == [queue, "eu.mails"]
     assert letter["headers"]["CC"] == ["eu.mails"]
-    assert len(floor.shop.runs(floor.ids["copied"])) == 4
+    assert len(sent_tasks.shop.runs(sent_tasks.ids["copied"])) == 4
 
 
-def test_properties_and_priority_survive_every_move(floor: Floor) -> None:
+def test_properties_and_priority_survive_every_move(sent_tasks: SentTasks) -> None:
     """`reply_to`, `app_id`, a priority in a queue with priorities."""
-    direct, urgent = floor.letter("direct", "DLQ.mails"), floor.letter("urgent", "DLQ.urgent")
+    direct, urgent = sent_tasks.letter("direct", "DLQ.mails"), sent_tasks.letter("urgent", "DLQ.urgent")
     assert (direct["properties"]["reply_to"], direct["properties"]["app_id"]) == ("answers", "till")
     assert urgent["properties"]["priority"] == 7
 
 
 @pytest.mark.parametrize(("queue", "kind"), [("orders", "quorum"), ("mails", "classic")])
-def test_a_dead_letter_queue_is_of_the_type_of_its_origin(floor: Floor, queue: str, kind: str) -> None:
+def test_a_dead_letter_queue_is_of_the_type_of_its_origin(sent_tasks: SentTasks, queue: str, kind: str) -> None:
     """It is declared durable; another program that declares it otherwise gets an error."""
-    floor.ended({"orders": "topic", "mails": "direct"}[queue], "dead_lettered", queue)
+    sent_tasks.ended({"orders": "topic", "mails": "direct"}[queue], "dead_lettered", queue)
     other = {"quorum": "classic", "classic": "quorum"}[kind]
-    with floor.rabbit.connection() as connection, pytest.raises(amqp.PreconditionFailed, match="x-queue-type"):
+    with sent_tasks.rabbit.connection() as connection, pytest.raises(amqp.PreconditionFailed, match="x-queue-type"):
         connection.default_channel.queue_declare(f"DLQ.{queue}", durable=True, arguments={"x-queue-type": other}, auto_delete=False)
 
 
-def test_what_celery_has_delayed_itself_is_not_delayed_twice(floor: Floor) -> None:
+def test_what_celery_has_delayed_itself_is_not_delayed_twice(sent_tasks: SentTasks) -> None:
     """On a quorum queue of a topic exchange, Celery delays it by itself: it arrives when it is due, and runs at once."""
-    floor.ended("native delay", "succeeded", "orders")
-    outcomes = [each.outcome for each in floor.shop.events_of(floor.ids["native delay"]) if each.queue == "orders"]
+    sent_tasks.ended("native delay", "succeeded", "orders")
+    outcomes = [each.outcome for each in sent_tasks.shop.events_of(sent_tasks.ids["native delay"]) if each.queue == "orders"]
     assert outcomes == ["received", "succeeded"]
-    assert all(run["at"] >= floor.at["native delay"] + 3 for run in floor.shop.runs(floor.ids["native delay"]))
+    assert all(run["at"] >= sent_tasks.at["native delay"] + 3 for run in sent_tasks.shop.runs(sent_tasks.ids["native delay"]))
 
 
 @pytest.mark.parametrize(("name", "queue"), [("direct delay", "mails"), ("like-named delay", "eu.mails")])
-def test_a_delay_works_with_direct_exchanges_and_reaches_one_queue(floor: Floor, name: str, queue: str) -> None:
+def test_a_delay_works_with_direct_exchanges_and_reaches_one_queue(sent_tasks: SentTasks, name: str, queue: str) -> None:
     """Celery's own delay does not work there. A message that waits for `eu.mails` is not delivered to `mails` as well."""
-    floor.ended(name, "succeeded", queue)
-    assert floor.shop.outcomes_of(floor.ids[name]) == ["published", "deferred", "succeeded"]
-    (run,) = floor.shop.runs(floor.ids[name])
-    assert run["at"] >= floor.at[name] + 3
+    sent_tasks.ended(name, "succeeded", queue)
+    assert sent_tasks.shop.outcomes_of(sent_tasks.ids[name]) == ["published", "deferred", "succeeded"]
+    (run,) = sent_tasks.shop.runs(sent_tasks.ids[name])
+    assert run["at"] >= sent_tasks.at[name] + 3
 
 
-def test_a_task_that_retries_itself_stays_in_its_queue(floor: Floor) -> None:
+def test_a_task_that_retries_itself_stays_in_its_queue(sent_tasks: SentTasks) -> None:
     """`self.retry` on a queue with an exchange of its own."""
-    event = floor.ended("retries", "dead_lettered", "mails")
+    event = sent_tasks.ended("retries", "dead_lettered", "mails")
     assert event.attempt == 2
-    assert len(floor.shop.runs(floor.ids["retries"])) == 2
+    assert len(sent_tasks.shop.runs(sent_tasks.ids["retries"])) == 2
 
 
-def test_a_publication_straight_to_a_queue_is_recorded(floor: Floor) -> None:
+def test_a_publication_straight_to_a_queue_is_recorded(sent_tasks: SentTasks) -> None:
     """This works with confirms, too. A message that an exchange may bring to several queues opens its life in each of them."""
-    floor.ended("to a queue", "dead_lettered", "mails")
-    assert floor.shop.outcomes_of(floor.ids["to a queue"])[0] == "published"
-    floor.ended("direct", "dead_lettered", "mails")
-    first = floor.shop.events_of(floor.ids["direct"])[0]
+    sent_tasks.ended("to a queue", "dead_lettered", "mails")
+    assert sent_tasks.shop.outcomes_of(sent_tasks.ids["to a queue"])[0] == "published"
+    sent_tasks.ended("direct", "dead_lettered", "mails")
+    first = sent_tasks.shop.events_of(sent_tasks.ids["direct"])[0]
     assert (first.outcome, first.reason) == ("received", "unannounced")
 
 
@@ -217,8 +217,8 @@ def test_the_bytes_of_a_message_are_made_only_where_it_moves_on(rabbit: Rabbit, 
         shop.stop()
 
 
-def test_nothing_is_left_behind(floor: Floor) -> None:
+def test_nothing_is_left_behind(sent_tasks: SentTasks) -> None:
     """When all have ended, nothing waits, and nothing is held."""
     for name, queue in (("native delay", "orders"), ("direct delay", "mails"), ("like-named delay", "eu.mails")):
-        floor.ended(name, "succeeded", queue)
-    until(lambda: not floor.rabbit.leftovers(), what="nothing to be left")
+        sent_tasks.ended(name, "succeeded", queue)
+    until(lambda: not sent_tasks.rabbit.leftovers(), what="nothing to be left")

@@ -9,7 +9,7 @@ import pytest
 from celery import Celery
 
 from redelivery import Redelivery
-from tests.support.control.control import Floor, floor, waiting_ids
+from tests.support.control.control import ControlShop, control_shop, waiting_ids
 from tests.support.control.pooled import POOLS, places
 from tests.support.lanes import first_quick
 from tests.support.running import until
@@ -22,9 +22,9 @@ SLOW = {"queues": {"#": {"redelivery_delay": 2, "redelivery_collision_avoidance_
 
 
 @pytest.fixture(scope="module")
-def here() -> Iterator[Floor]:
+def here() -> Iterator[ControlShop]:
     """A worker whose clock is an hour ahead of the server's, and, on its own queue, one whose children are soon replaced."""
-    with floor(settings=SLOW, variables={"CONTROL_FAST_CLOCK": "1"}) as made:
+    with control_shop(settings=SLOW, variables={"CONTROL_FAST_CLOCK": "1"}) as made:
         made.start("-Q", "celery")
         made.start("-Q", "children", "--max-tasks-per-child", "2", "--max-memory-per-child", "300000")
         yield made
@@ -34,14 +34,14 @@ LIMITS = pytest.mark.xdist_group("celery-bounds")
 
 
 @LIMITS
-def test_expiry_is_judged_by_the_servers_clock(here: Floor) -> None:
+def test_expiry_is_judged_by_the_servers_clock(here: ControlShop) -> None:
     """A message with a time to live of one minute runs on a worker whose clock is an hour ahead; Celery would drop it."""
     task_id = here.send("ok", expires=60)
     here.ended(task_id, "succeeded")
 
 
 @LIMITS
-def test_a_message_that_expires_before_its_redelivery_is_a_death(here: Floor) -> None:
+def test_a_message_that_expires_before_its_redelivery_is_a_death(here: ControlShop) -> None:
     """The first attempt runs; the time to live ends before the next one."""
     task_id = here.send("fails", expires=1)
     end = here.ended(task_id, "dead_lettered")
@@ -51,7 +51,7 @@ def test_a_message_that_expires_before_its_redelivery_is_a_death(here: Floor) ->
 
 
 @LIMITS
-def test_a_message_that_expires_while_it_waits_in_the_worker_does_not_run(here: Floor) -> None:
+def test_a_message_that_expires_while_it_waits_in_the_worker_does_not_run(here: ControlShop) -> None:
     """Its expiry is checked again just before it would run."""
     running = here.filled(2, "expiry")
     task_id = here.send("ok", expires=1)
@@ -66,7 +66,7 @@ def test_a_message_that_expires_while_it_waits_in_the_worker_does_not_run(here: 
 
 
 @LIMITS
-def test_a_rate_can_be_changed_while_messages_wait(here: Floor) -> None:
+def test_a_rate_can_be_changed_while_messages_wait(here: ControlShop) -> None:
     """A message that must wait for an hour is held and not lost; a new rate applies to later messages."""
     first, second = here.send("hourly"), here.send("hourly")
     here.ended(first, "succeeded")
@@ -81,7 +81,7 @@ def test_a_rate_can_be_changed_while_messages_wait(here: Floor) -> None:
 
 
 @LIMITS
-def test_children_that_are_replaced_lose_nothing(here: Floor) -> None:
+def test_children_that_are_replaced_lose_nothing(here: ControlShop) -> None:
     """A child ends after two tasks, or when it is too large, and a new one continues: every task runs once."""
     ids = [here.send("ok", queue="children") for _ in range(20)]
     here.all_ended(ids)
@@ -97,7 +97,7 @@ def test_children_that_are_replaced_lose_nothing(here: Floor) -> None:
 
 
 @LIMITS
-def test_what_waits_for_its_rate_goes_back_when_the_worker_stops(here: Floor) -> None:
+def test_what_waits_for_its_rate_goes_back_when_the_worker_stops(here: ControlShop) -> None:
     """It is in its queue again, unchanged, neither lost nor run."""
     here.tell("rate_limit", "tests.support.control.control_app.hourly", "1/h", worker=0)
     before = here.server.client.hlen("unacked")
@@ -112,18 +112,18 @@ def test_what_waits_for_its_rate_goes_back_when_the_worker_stops(here: Floor) ->
 @pytest.fixture(
     scope="module", params=first_quick(pytest.param(pool, marks=pytest.mark.xdist_group(f"bounds-{pool}")) for pool in POOLS)
 )
-def frugal(request: pytest.FixtureRequest) -> Iterator[tuple[str, Floor]]:
+def frugal(request: pytest.FixtureRequest) -> Iterator[tuple[str, ControlShop]]:
     """A worker of each pool, with room for two (one on solo): it holds no more than it can run, and ten with an ETA."""
     if missing(request.param):
         (pytest.fail if os.environ.get("CI") else pytest.skip)(missing(request.param))
     conf = {"worker_disable_prefetch": True, "worker_eta_task_limit": 10}
     settings = {"eta_threshold": 7200, "queues": {"#": {"max_delivery_attempts": 3}}}
-    with floor(settings=settings, conf=conf) as made:
+    with control_shop(settings=settings, conf=conf) as made:
         made.start(pool=request.param)
         yield request.param, made
 
 
-def holds(here: Floor, count: int) -> None:
+def holds(here: ControlShop, count: int) -> None:
     """Wait until the worker holds so many, and check that this is still so after a turn of its loop."""
     client = here.server.client
     until(lambda: client.hlen("unacked") == count, what=f"{count} to be held: {here.leftovers()}")
@@ -132,7 +132,7 @@ def holds(here: Floor, count: int) -> None:
     assert client.hlen("unacked") == client.zcard("unacked_index") == count
 
 
-def test_a_worker_that_does_not_prefetch_holds_what_it_runs(frugal: tuple[str, Floor]) -> None:
+def test_a_worker_that_does_not_prefetch_holds_what_it_runs(frugal: tuple[str, ControlShop]) -> None:
     """`worker_disable_prefetch`: messages for which there is no room stay in their queue, for other workers."""
     pool, here = frugal
     ids = here.filled(places(pool), "window")
@@ -147,7 +147,7 @@ def test_a_worker_that_does_not_prefetch_holds_what_it_runs(frugal: tuple[str, F
     here.ran_once(ids)
 
 
-def test_a_worker_takes_no_more_tasks_with_an_eta_than_it_may(frugal: tuple[str, Floor]) -> None:
+def test_a_worker_takes_no_more_tasks_with_an_eta_than_it_may(frugal: tuple[str, ControlShop]) -> None:
     """`worker_eta_task_limit` applies to messages that wait in the worker, not in the delay store; they go back when it stops."""
     _, here = frugal
     ids = [here.send("ok", countdown=1800) for _ in range(16)]
@@ -159,7 +159,7 @@ def test_a_worker_takes_no_more_tasks_with_an_eta_than_it_may(frugal: tuple[str,
 
 def test_a_message_that_waits_for_its_rate_takes_a_place_where_prefetching_is_off() -> None:
     """With `worker_disable_prefetch`, a worker with room for two that holds two rate-limited messages takes no third."""
-    with floor(conf={"worker_disable_prefetch": True}) as here:
+    with control_shop(conf={"worker_disable_prefetch": True}) as here:
         here.start(pool="threads")
         first = here.send("hourly")
         here.ended(first, "succeeded")

@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
-from tests.support.control.control import SETTINGS, Floor, floor
+from tests.support.control.control import SETTINGS, ControlShop, control_shop
 from tests.support.control.control_queues import EVERYONE, NEWS, QUEUES
 from tests.support.running import until
 
 
 @pytest.fixture
-def here(on: tuple[str, Floor]) -> Floor:
+def here(on: tuple[str, ControlShop]) -> ControlShop:
     """A worker of each pool with the queues of `tests.support.control.control_queues`, and a producer that knows them."""
     return on[1]
 
 
-def by_queue(here: Floor, task_id: str) -> dict[str, list[str]]:
+def by_queue(here: ControlShop, task_id: str) -> dict[str, list[str]]:
     """The outcomes of one task id on each queue."""
     found: dict[str, list[str]] = {}
     for event in here.events_of(task_id):
@@ -26,12 +26,12 @@ def by_queue(here: Floor, task_id: str) -> dict[str, list[str]]:
     return found
 
 
-def news(here: Floor, task: str, *args: Any, key: str, **options: Any) -> str:
+def news(here: ControlShop, task: str, *args: Any, key: str, **options: Any) -> str:
     """Publish to the topic exchange."""
     return here.send(task, *args, exchange=NEWS.name, routing_key=key, declare=[NEWS], **options)
 
 
-def test_a_route_leads_to_a_queue_of_a_direct_exchange(here: Floor) -> None:
+def test_a_route_leads_to_a_queue_of_a_direct_exchange(here: ControlShop) -> None:
     """`task_routes` names the queue; the exchange and the routing key are those of the queue."""
     task_id = here.send("bills")
     here.ended(task_id, "succeeded")
@@ -42,7 +42,7 @@ def test_a_route_leads_to_a_queue_of_a_direct_exchange(here: Floor) -> None:
     assert [run["queue"] for run in here.noted(by_key)] == ["bill"]
 
 
-def test_a_message_for_two_queues_runs_once_from_each_and_each_is_recorded(here: Floor) -> None:
+def test_a_message_for_two_queues_runs_once_from_each_and_each_is_recorded(here: ControlShop) -> None:
     """One publication to a topic makes two messages: neither ends the other's life."""
     task_id = news(here, "ok", key="news.urgent.fire")
     until(lambda: here.outcomes_of(task_id).count("succeeded") == 2, what="both runs")
@@ -50,14 +50,14 @@ def test_a_message_for_two_queues_runs_once_from_each_and_each_is_recorded(here:
     assert len(here.noted(task_id)) == 2
 
 
-def test_a_message_for_one_queue_of_the_topic_runs_once(here: Floor) -> None:
+def test_a_message_for_one_queue_of_the_topic_runs_once(here: ControlShop) -> None:
     """The pattern of the other queue does not match."""
     task_id = news(here, "ok", key="news.daily")
     here.ended(task_id, "succeeded")
     assert by_queue(here, task_id) == {"archive": ["published", "succeeded"]}
 
 
-def test_a_redelivery_goes_back_to_the_queue_that_it_came_from_alone(here: Floor) -> None:
+def test_a_redelivery_goes_back_to_the_queue_that_it_came_from_alone(here: ControlShop) -> None:
     """The task goes to both queues and fails in each: each message has its own attempts and its own dead letter."""
     task_id = news(here, "fails", key="news.urgent.flood")
     until(lambda: here.outcomes_of(task_id).count("dead_lettered") == 2, what="both deaths")
@@ -68,7 +68,7 @@ def test_a_redelivery_goes_back_to_the_queue_that_it_came_from_alone(here: Floor
         assert [letter["headers"]["id"] for letter in here.letters(f"DLQ.{queue}")] == [task_id]
 
 
-def test_a_countdown_comes_back_to_its_queue(here: Floor) -> None:
+def test_a_countdown_comes_back_to_its_queue(here: ControlShop) -> None:
     """From the delay store it goes to the queue that it came from, not to where its routing key would lead."""
     task_id = news(here, "ok", key="news.urgent.storm", countdown=1.5)
     until(lambda: here.outcomes_of(task_id).count("succeeded") == 2, what="both runs")
@@ -76,7 +76,7 @@ def test_a_countdown_comes_back_to_its_queue(here: Floor) -> None:
     assert by_queue(here, task_id) == {"archive": life, "alerts": life}
 
 
-def test_a_broadcast_is_kombus_own(here: Floor) -> None:
+def test_a_broadcast_is_kombus_own(here: ControlShop) -> None:
     """It uses publish and subscribe, reaches every worker, and is not stored on the broker."""
     task_id = here.send("ok", exchange=EVERYONE.name, declare=[EVERYONE])
     until(lambda: here.noted(task_id), what="the broadcast task to run")
@@ -84,8 +84,8 @@ def test_a_broadcast_is_kombus_own(here: Floor) -> None:
 
 
 def one_by_one(**options: Any) -> Any:
-    """A floor whose worker takes one message at a time."""
-    return floor(conf={"worker_prefetch_multiplier": 1, "broker_transport_options": options}, settings=SETTINGS)
+    """A control_shop whose worker takes one message at a time."""
+    return control_shop(conf={"worker_prefetch_multiplier": 1, "broker_transport_options": options}, settings=SETTINGS)
 
 
 def test_urgent_messages_run_first_and_queues_take_turns() -> None:

@@ -14,10 +14,10 @@ from tests.support.control.pooled import CAN_TERMINATE, GREEN, places
 from tests.support.running import until
 
 if TYPE_CHECKING:
-    from tests.support.control.control import Floor
+    from tests.support.control.control import ControlShop
 
 
-def test_a_task_succeeds_and_its_caller_has_the_result(on: tuple[str, Floor]) -> None:
+def test_a_task_succeeds_and_its_caller_has_the_result(on: tuple[str, ControlShop]) -> None:
     """The ordinary path."""
     _, here = on
     task_id = here.send("ok", {"a": [1]})
@@ -26,7 +26,7 @@ def test_a_task_succeeds_and_its_caller_has_the_result(on: tuple[str, Floor]) ->
     assert here.outcomes_of(task_id) == ["published", "succeeded"]
 
 
-def test_a_task_fails_is_redelivered_and_succeeds_or_dies(on: tuple[str, Floor]) -> None:
+def test_a_task_fails_is_redelivered_and_succeeds_or_dies(on: tuple[str, ControlShop]) -> None:
     """Each failure leads to another delivery, until the last one; the dead letter has the history, the caller the exception."""
     _, here = on
     once, always = here.send("fails", 1), here.send("fails")
@@ -40,7 +40,7 @@ def test_a_task_fails_is_redelivered_and_succeeds_or_dies(on: tuple[str, Floor])
         here.app.AsyncResult(always).get(timeout=60)
 
 
-def test_a_running_task_is_revoked_with_terminate(on: tuple[str, Floor]) -> None:
+def test_a_running_task_is_revoked_with_terminate(on: tuple[str, ControlShop]) -> None:
     """It ends once, as REVOKED. If the pool cannot end a task, it runs to its end, and the worker lives."""
     pool, here = on
     if pool == "solo":  # the worker reads no command while its only task runs
@@ -57,7 +57,7 @@ def test_a_running_task_is_revoked_with_terminate(on: tuple[str, Floor]) -> None
     here.ended(here.send("ok"), "succeeded")
 
 
-def test_a_task_that_waits_in_its_queue_is_revoked(on: tuple[str, Floor]) -> None:
+def test_a_task_that_waits_in_its_queue_is_revoked(on: tuple[str, ControlShop]) -> None:
     """It never runs, its caller is informed, and `revoked` is recorded; a solo worker reads the command between two tasks."""
     pool, here = on
     gate = "revoked-waiting"
@@ -77,7 +77,7 @@ def test_a_task_that_waits_in_its_queue_is_revoked(on: tuple[str, Floor]) -> Non
     assert [line["terminated"] for line in here.noted(waiting, "task_revoked")] == [False]
 
 
-def test_a_worker_that_runs_its_tasks_itself_hears_a_revoke_between_two_of_a_batch(on: tuple[str, Floor]) -> None:
+def test_a_worker_that_runs_its_tasks_itself_hears_a_revoke_between_two_of_a_batch(on: tuple[str, ControlShop]) -> None:
     """Both messages came at the same time; the second is revoked while the first one runs."""
     pool, here = on
     if pool != "solo":  # the others have threads or processes for their tasks
@@ -95,7 +95,7 @@ def test_a_worker_that_runs_its_tasks_itself_hears_a_revoke_between_two_of_a_bat
 
 
 @pytest.mark.parametrize("place", ["running", "queue", "delay store"])
-def test_a_message_with_a_stamp_is_revoked_by_it(on: tuple[str, Floor], place: str) -> None:
+def test_a_message_with_a_stamp_is_revoked_by_it(on: tuple[str, ControlShop], place: str) -> None:
     """Only messages with the stamp are revoked; a running one is ended if the pool can do that, on solo between two tasks."""
     pool, here = on
     stamp, options = f"stamp of {place}", {"countdown": 3600} if place == "delay store" else {}
@@ -131,7 +131,7 @@ def test_a_message_with_a_stamp_is_revoked_by_it(on: tuple[str, Floor], place: s
         here.ended(other, "succeeded")
 
 
-def test_a_task_that_waits_in_the_delay_store_is_revoked(on: tuple[str, Floor]) -> None:
+def test_a_task_that_waits_in_the_delay_store_is_revoked(on: tuple[str, ControlShop]) -> None:
     """The message leaves the store at once, not when it is due."""
     _, here = on
     task_id = here.send("ok", countdown=3600)
@@ -144,7 +144,7 @@ def test_a_task_that_waits_in_the_delay_store_is_revoked(on: tuple[str, Floor]) 
 
 
 @pytest.mark.parametrize("countdown", [0.5, 1.5])
-def test_a_countdown_is_kept(on: tuple[str, Floor], countdown: float) -> None:
+def test_a_countdown_is_kept(on: tuple[str, ControlShop], countdown: float) -> None:
     """A short one waits in the worker, a longer one in the delay store; neither is early."""
     _, here = on
     sent = time.time()
@@ -154,7 +154,7 @@ def test_a_countdown_is_kept(on: tuple[str, Floor], countdown: float) -> None:
     assert ("deferred" in here.outcomes_of(task_id)) is (countdown > 1)
 
 
-def test_a_limited_task_waits_for_its_tokens_and_runs_once(on: tuple[str, Floor]) -> None:
+def test_a_limited_task_waits_for_its_tokens_and_runs_once(on: tuple[str, ControlShop]) -> None:
     """Six messages of a task that may run four times a second: none is lost, runs twice, or is too early."""
     _, here = on
     ids = [here.send("limited") for _ in range(6)]
@@ -164,7 +164,7 @@ def test_a_limited_task_waits_for_its_tokens_and_runs_once(on: tuple[str, Floor]
     assert moments[-1] - moments[0] >= 1  # the first at once, then one each quarter of a second
 
 
-def test_a_limit_is_changed_by_remote_control(on: tuple[str, Floor]) -> None:
+def test_a_limit_is_changed_by_remote_control(on: tuple[str, ControlShop]) -> None:
     """The limit of once an hour becomes a thousand a second, from then on."""
     _, here = on
     here.ended(here.send("hourly"), "succeeded")
@@ -175,7 +175,7 @@ def test_a_limit_is_changed_by_remote_control(on: tuple[str, Floor]) -> None:
     here.tell("rate_limit", "tests.support.control.control_app.hourly", "1/h")
 
 
-def test_a_worker_prefetches_what_its_multiplier_says(on: tuple[str, Floor]) -> None:
+def test_a_worker_prefetches_what_its_multiplier_says(on: tuple[str, ControlShop]) -> None:
     """Four for each of two places: at most eight are held, and the rest stays available to other workers."""
     pool, here = on
     here.waits_for_nothing()
@@ -200,7 +200,7 @@ def test_a_worker_prefetches_what_its_multiplier_says(on: tuple[str, Floor]) -> 
     here.ran_once([*first, *rest])
 
 
-def test_a_pool_of_greenlets_grows_and_shrinks_while_it_works(on: tuple[str, Floor]) -> None:
+def test_a_pool_of_greenlets_grows_and_shrinks_while_it_works(on: tuple[str, ControlShop]) -> None:
     """A third task begins at once; afterwards there is room for two again. Threads and solo cannot, as in Celery."""
     pool, here = on
     if pool == "prefork":  # `test_control.py`
@@ -223,7 +223,7 @@ def test_a_pool_of_greenlets_grows_and_shrinks_while_it_works(on: tuple[str, Flo
     here.all_ended([*running, waiting])
 
 
-def test_a_queue_is_added_and_cancelled_while_messages_flow(on: tuple[str, Floor]) -> None:
+def test_a_queue_is_added_and_cancelled_while_messages_flow(on: tuple[str, ControlShop]) -> None:
     """Messages taken from the cancelled queue run or go back, the others stay, and nothing runs twice."""
     _, here = on
     sent: list[str] = []
@@ -252,7 +252,7 @@ def test_a_queue_is_added_and_cancelled_while_messages_flow(on: tuple[str, Floor
     here.ran_once(sent)
 
 
-def test_what_was_in_line_when_its_queue_was_cancelled_goes_back_in_its_order(on: tuple[str, Floor]) -> None:
+def test_what_was_in_line_when_its_queue_was_cancelled_goes_back_in_its_order(on: tuple[str, ControlShop]) -> None:
     """A solo worker has received a batch, and reads the command after its first task: the rest goes back in its old order."""
     pool, here = on
     if pool != "solo":  # the others give everything that they receive to the pool at once
@@ -278,7 +278,7 @@ def test_what_was_in_line_when_its_queue_was_cancelled_goes_back_in_its_order(on
     assert order == batch
 
 
-def test_an_expired_message_does_not_run(on: tuple[str, Floor]) -> None:
+def test_an_expired_message_does_not_run(on: tuple[str, ControlShop]) -> None:
     """It dies with reason `expired`, and its caller gets Celery's own error."""
     _, here = on
     task_id = here.send("ok", expires=-1)
@@ -288,7 +288,7 @@ def test_an_expired_message_does_not_run(on: tuple[str, Floor]) -> None:
         here.app.AsyncResult(task_id).get(timeout=60)
 
 
-def test_what_runs_is_finished_and_what_waits_goes_back_when_the_worker_is_told_to_stop(on: tuple[str, Floor]) -> None:
+def test_what_runs_is_finished_and_what_waits_goes_back_when_the_worker_is_told_to_stop(on: tuple[str, ControlShop]) -> None:
     """A warm shutdown finishes what has begun; the rest is in its queue again, in order and uncounted, and runs once elsewhere."""
     pool, here = on
     here.waits_for_nothing()

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.control.control import Floor, floor, waiting_ids
-from tests.support.control.pooled import POOLS, Floors, places, pool_param
+from tests.support.control.control import ControlShop, control_shop, waiting_ids
+from tests.support.control.pooled import POOLS, ControlShops, places, pool_param
 from tests.support.lanes import first_quick
 from tests.support.running import until
 from tests.support.trials.trial import missing
@@ -23,13 +23,13 @@ HERE = pytest.mark.xdist_group("celery-shutdown")
 
 
 @pytest.fixture(scope="module")
-def here() -> Iterator[Floor]:
+def here() -> Iterator[ControlShop]:
     """A broker; each test starts its own worker on its own queue. A lease lasts so long that no recovery can help."""
-    with floor(settings={"lease": 600, "queues": {"#": {"redelivery_delay": 0.1}}}) as made:
+    with control_shop(settings={"lease": 600, "queues": {"#": {"redelivery_delay": 0.1}}}) as made:
         yield made
 
 
-def occupied(here: Floor, queue: str, *words: str) -> tuple[Worker, list[str], list[str]]:
+def occupied(here: ControlShop, queue: str, *words: str) -> tuple[Worker, list[str], list[str]]:
     """A worker with two running tasks, six waiting in it, and four more in the queue."""
     worker = here.start("-Q", queue, *words)
     running = here.filled(2, queue, queue=queue)
@@ -43,7 +43,7 @@ def heard(worker: Worker, words: str) -> None:
     until(lambda: words in worker.text or worker.process.poll() is not None, what=words)
 
 
-def all_are_back(here: Floor, queue: str, running: list[str], waiting: list[str]) -> None:
+def all_are_back(here: ControlShop, queue: str, running: list[str], waiting: list[str]) -> None:
     """Check that nothing is held. Tasks that ran are redelivered and marked, the others are unchanged; both are in order."""
     assert here.leftovers() == {}
     ids = waiting_ids(here, queue)
@@ -56,7 +56,7 @@ def all_are_back(here: Floor, queue: str, running: list[str], waiting: list[str]
 
 @HERE
 @pytest.mark.parametrize("signals", [("QUIT",), ("TERM", "QUIT")], ids=["quit", "term-then-quit"])
-def test_a_cold_shutdown_gives_everything_back(here: Floor, signals: tuple[str, ...]) -> None:
+def test_a_cold_shutdown_gives_everything_back(here: ControlShop, signals: tuple[str, ...]) -> None:
     """Running tasks are ended and go back as suspects, at once and not when the lease ends; waiting ones are not counted."""
     queue = "-".join(signals)
     worker, running, waiting = occupied(here, queue)
@@ -75,7 +75,7 @@ def test_a_cold_shutdown_gives_everything_back(here: Floor, signals: tuple[str, 
 
 
 @HERE
-def test_sigterm_can_be_made_to_mean_a_cold_shutdown(here: Floor) -> None:
+def test_sigterm_can_be_made_to_mean_a_cold_shutdown(here: ControlShop) -> None:
     """Container platforms need `REMAP_SIGTERM=SIGQUIT`."""
     here.variables = {"REMAP_SIGTERM": "SIGQUIT"}
     worker, running, waiting = occupied(here, "remapped")
@@ -87,7 +87,7 @@ def test_sigterm_can_be_made_to_mean_a_cold_shutdown(here: Floor) -> None:
 
 
 @HERE
-def test_a_soft_shutdown_waits_for_what_can_end_in_time(here: Floor) -> None:
+def test_a_soft_shutdown_waits_for_what_can_end_in_time(here: ControlShop) -> None:
     """`worker_soft_shutdown_timeout`: tasks that end in this time have succeeded; the others are given back."""
     here.conf["worker_soft_shutdown_timeout"] = 4
     worker = here.start("-Q", "soft")
@@ -105,7 +105,7 @@ def test_a_soft_shutdown_waits_for_what_can_end_in_time(here: Floor) -> None:
 
 
 @HERE
-def test_a_warm_shutdown_gives_back_what_waits_for_a_moment_or_a_rate(here: Floor) -> None:
+def test_a_warm_shutdown_gives_back_what_waits_for_a_moment_or_a_rate(here: ControlShop) -> None:
     """A stopping worker does not wait for short countdowns and rate limits, which it keeps in memory."""
     worker = here.start("-Q", "moments")
     first, limited = here.send("hourly", queue="moments"), here.send("hourly", queue="moments")
@@ -122,7 +122,7 @@ def test_a_warm_shutdown_gives_back_what_waits_for_a_moment_or_a_rate(here: Floo
     assert here.outcomes_of(limited) == ["published"]
 
 
-def scattered(here: Floor, queue: str) -> list[str]:
+def scattered(here: ControlShop, queue: str) -> list[str]:
     """The task ids in a queue, and those that return to it within a second, because the pool took no more tasks."""
     later: Any = here.server.client.hvals(f"redelivery:delayed:messages:{queue}")
     return [*waiting_ids(here, queue), *(json.loads(raw)["headers"]["id"] for raw in later)]
@@ -130,7 +130,7 @@ def scattered(here: Floor, queue: str) -> list[str]:
 
 @HERE
 @pytest.mark.parametrize("pool", first_quick(["gevent", "eventlet"]))
-def test_a_cold_shutdown_ends_greenlets_and_does_not_take_them_for_done(here: Floor, pool: str) -> None:
+def test_a_cold_shutdown_ends_greenlets_and_does_not_take_them_for_done(here: ControlShop, pool: str) -> None:
     """Celery reports an ended greenlet as a success and acknowledges its message, so the task would be lost."""
     if missing(pool):
         pytest.skip(missing(pool))
@@ -152,7 +152,7 @@ def test_a_cold_shutdown_ends_greenlets_and_does_not_take_them_for_done(here: Fl
 
 
 @HERE
-def test_a_cold_shutdown_of_threads_takes_no_message_for_an_invalid_one(here: Floor) -> None:
+def test_a_cold_shutdown_of_threads_takes_no_message_for_an_invalid_one(here: ControlShop) -> None:
     """Celery #10490: the signal handler raises while a message is being received, and Celery took that message for invalid."""
     worker = here.start("-Q", "threads", pool="threads")
     running = here.filled(2, "threads", queue="threads")
@@ -169,7 +169,7 @@ def test_a_cold_shutdown_of_threads_takes_no_message_for_an_invalid_one(here: Fl
 
 
 @HERE
-def test_a_cold_shutdown_ends_the_task_of_a_solo_worker(here: Floor) -> None:
+def test_a_cold_shutdown_ends_the_task_of_a_solo_worker(here: ControlShop) -> None:
     """The worker ends during the task and gives it back as a suspect; plain Celery fails the task and acknowledges it."""
     worker = here.start("-Q", "solo", pool="solo")
     running = here.filled(1, "solo", queue="solo")
@@ -179,7 +179,7 @@ def test_a_cold_shutdown_ends_the_task_of_a_solo_worker(here: Floor) -> None:
     all_are_back(here, "solo", running, waiting)
 
 
-def test_each_pool_shuts_down_by_remote_control(on: tuple[str, Floor]) -> None:
+def test_each_pool_shuts_down_by_remote_control(on: tuple[str, ControlShop]) -> None:
     """A warm stop, as by SIGTERM: running tasks finish, waiting ones go back; solo reads the command between two tasks."""
     pool, here = on
     here.waits_for_nothing()
@@ -204,7 +204,7 @@ def test_each_pool_shuts_down_by_remote_control(on: tuple[str, Floor]) -> None:
 OVER = ("Cold shutdown", "Unrecoverable error", "worker.terminated")
 
 
-def softly(here: Floor, pool: str) -> list[int]:
+def softly(here: ControlShop, pool: str) -> list[int]:
     """How often each of two tasks (one on solo) ended in a soft shutdown by SIGTERM: the first can end in time, the second cannot.
 
     On prefork the second has no end, because it is killed.
@@ -236,13 +236,13 @@ def softly(here: Floor, pool: str) -> list[int]:
 
 
 @pytest.mark.parametrize("pool", [pool_param(pool) for pool in POOLS])
-def test_a_soft_shutdown_is_celerys_on_each_pool(floors: Floors, pool: str) -> None:
+def test_a_soft_shutdown_is_celerys_on_each_pool(control_shops: ControlShops, pool: str) -> None:
     """`worker_soft_shutdown_timeout` and `REMAP_SIGTERM`: the same tasks end as on a plain worker, and ours loses no other.
 
     Celery waits inside a signal handler. Meanwhile processes and threads go on, but a solo worker's own task does not. The event
     loops of greenlets refuse to wait there, so their workers end when all running tasks have ended.
     """
-    with floor(plain=True, conf={"task_acks_late": True, "task_reject_on_worker_lost": True}) as there:
+    with control_shop(plain=True, conf={"task_acks_late": True, "task_reject_on_worker_lost": True}) as there:
         plain = softly(there, pool)
-    ours = softly(floors.without_worker(pool), pool)
+    ours = softly(control_shops.without_worker(pool), pool)
     assert ours == plain == {"prefork": [1, 0], "solo": [0]}.get(pool, [1, 1])

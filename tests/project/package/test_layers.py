@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).resolve().parents[3]
-ROOMS = ("middleware", "workers", "settings")
+PACKAGES = ("middleware", "workers", "settings")
 #: A module, an import that is refused in it, and the contract that refuses it.
 WRONG = [
     ("redelivery/errors.py", "from redelivery.settings import names", "The packages"),
@@ -72,7 +72,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the product and of the benchmarks."""
     copy = tmp_path_factory.mktemp("tree")
     shutil.copy(ROOT / "pyproject.toml", copy)
-    for name in (*ROOMS, "redelivery", "benchmarks"):
+    for name in (*PACKAGES, "redelivery", "benchmarks"):
         shutil.copytree(ROOT / name, copy / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     return copy
 
@@ -123,13 +123,13 @@ def test_nothing_is_imported_by_the_bare_name_of_a_package() -> None:
     """`import settings` would import the settings of the host project."""
     paths = [
         *ROOT.glob("redelivery/*.py"),
-        *(each for room in (*ROOMS, "tests", "benchmarks") for each in (ROOT / room).rglob("*.py")),
+        *(each for package in (*PACKAGES, "tests", "benchmarks") for each in (ROOT / package).rglob("*.py")),
     ]
     found = [
         f"{path.relative_to(ROOT)}:{node.lineno}"
         for path in paths
         for node in imports(path)
-        if any(name.partition(".")[0] in ROOMS for name in absolute(node))
+        if any(name.partition(".")[0] in PACKAGES for name in absolute(node))
     ]
     assert found == []
 
@@ -138,9 +138,9 @@ def test_inside_a_package_imports_are_relative() -> None:
     """So an absolute import always crosses to another package."""
     found = [
         f"{path.relative_to(ROOT)}:{node.lineno}"
-        for room in ROOMS
-        for path in (ROOT / room).rglob("*.py")
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*.py")
         for node in imports(path)
-        if any(f"{name}.".startswith(f"redelivery.{room}.") for name in absolute(node))
+        if any(f"{name}.".startswith(f"redelivery.{package}.") for name in absolute(node))
     ]
     assert found == []

@@ -12,7 +12,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parents[3]
-ROOMS = ("middleware", "settings", "workers")
+PACKAGES = ("middleware", "settings", "workers")
 
 
 def packages() -> set[str]:
@@ -22,9 +22,9 @@ def packages() -> set[str]:
 
 def folders() -> set[str]:
     """The packages that exist as folders."""
-    found = {"redelivery"} | {f"redelivery.{room}" for room in ROOMS}
-    for room in ROOMS:
-        below = [path for path in (ROOT / room).rglob("*") if path.is_dir() and path.name != "__pycache__"]
+    found = {"redelivery"} | {f"redelivery.{package}" for package in PACKAGES}
+    for package in PACKAGES:
+        below = [path for path in (ROOT / package).rglob("*") if path.is_dir() and path.name != "__pycache__"]
         found |= {"redelivery." + ".".join(path.relative_to(ROOT).parts) for path in below}
     return found
 
@@ -41,18 +41,24 @@ def sources() -> set[str]:
     kinds = {".py", ".lua", ".html", ".css", ".js", ".svg", ".typed"}
     own = {f"redelivery/{path.name}" for path in (ROOT / "redelivery").iterdir() if path.is_file() and path.suffix in kinds}
     own.add("redelivery/py.typed")
-    rooms = {f"redelivery/{path.relative_to(ROOT)}" for room in ROOMS for path in (ROOT / room).rglob("*") if path.suffix in kinds}
-    return own | rooms
+    packaged = {
+        f"redelivery/{path.relative_to(ROOT)}"
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*")
+        if path.suffix in kinds
+    }
+    return own | packaged
 
 
-def test_every_folder_of_a_room_is_a_declared_package() -> None:
+def test_every_folder_of_a_package_is_a_declared_package() -> None:
     """The editable install finds a folder that is not declared, and the wheel would lack it."""
     assert packages() == folders()
 
 
-def test_links_lead_to_the_rooms() -> None:
+def test_links_lead_to_the_packages() -> None:
     """Type checkers follow these links, and would check nothing without them."""
-    assert {room: (ROOT / "redelivery" / room).readlink() for room in ROOMS} == {room: Path("..") / room for room in ROOMS}
+    links = {package: (ROOT / "redelivery" / package).readlink() for package in PACKAGES}
+    assert links == {package: Path("..") / package for package in PACKAGES}
 
 
 @pytest.mark.parametrize("lock", sorted(path.name for path in (ROOT / "requirements").glob("*.txt")))
@@ -90,4 +96,4 @@ def test_wheel_declares_its_commands_and_its_licence(packed: tuple[set[str], set
 def test_source_distribution_can_build_the_wheel(packed: tuple[set[str], set[str]]) -> None:
     """`python -m build` makes the wheel from the source distribution, which has the packages at the same places."""
     _, source = packed
-    assert {f"{room}/__init__.py" for room in ROOMS} | {"pyproject.toml", "README.md", "LICENSE"} <= source
+    assert {f"{package}/__init__.py" for package in PACKAGES} | {"pyproject.toml", "README.md", "LICENSE"} <= source

@@ -16,14 +16,14 @@ from tests.support.servers import Server, binaries
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Floor", "floor", "waiting_ids"]
+__all__ = ["ControlShop", "control_shop", "waiting_ids"]
 
 #: Three attempts without a long delay.
 SETTINGS: dict[str, Any] = {"queues": {"#": {"redelivery_delay": 0.1, "max_delivery_attempts": 3}}}
 
 
 @dataclass
-class Floor(Shop):
+class ControlShop(Shop):
     """The app `tests.support.control.control_app` on one private broker. `variables` are environment variables of its workers."""
 
     module: str = "tests.support.control.control_app"
@@ -89,20 +89,20 @@ class Floor(Shop):
         until(lambda: not self.leftovers(), what=f"nothing to be left, not {self.leftovers()}")
 
 
-def waiting_ids(here: Floor, queue: str) -> list[str]:
+def waiting_ids(here: ControlShop, queue: str) -> list[str]:
     """The task ids in a queue, the next to be received first."""
     raws: Any = here.server.client.lrange(queue, 0, -1)
     return [json.loads(raw)["headers"]["id"] for raw in reversed(raws)]
 
 
 @contextmanager
-def floor(**options: Any) -> Iterator[Floor]:
-    """A floor on a private broker. At the end both are stopped, with all workers."""
+def control_shop(**options: Any) -> Iterator[ControlShop]:
+    """A shop on a private broker. At the end both are stopped, with all workers."""
     options.setdefault("settings", SETTINGS)
     with tempfile.TemporaryDirectory(prefix="rd-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         server = Server(folder, binaries()["valkey"]).start()
-        made = Floor(server, folder, **options)
+        made = ControlShop(server, folder, **options)
         try:
             yield made
         finally:

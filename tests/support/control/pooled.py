@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.control.control import Floor, floor
+from tests.support.control.control import ControlShop, control_shop
 from tests.support.control.control_queues import QUEUES, ROUTES
 from tests.support.lanes import FULL
 from tests.support.trials.trial import missing
@@ -20,7 +20,7 @@ from tests.support.trials.trial import missing
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["CAN_TERMINATE", "GREEN", "POOLS", "Floors", "floors", "on", "places", "pool_param"]
+__all__ = ["CAN_TERMINATE", "GREEN", "POOLS", "ControlShops", "control_shops", "on", "places", "pool_param"]
 
 POOLS = ("prefork", "threads", "solo", "gevent", "eventlet")
 #: Pools of greenlets: the worker's loop waits while they are full.
@@ -34,42 +34,42 @@ def places(pool: str) -> int:
 
 
 def pool_param(pool: str) -> object:
-    """A parameter whose tests all run in one process, and share its floor."""
+    """A parameter whose tests all run in one process, and share its shop."""
     marks = [pytest.mark.xdist_group(f"pools-{pool}")]
     return pytest.param(pool, marks=marks if pool == POOLS[0] else [*marks, FULL])
 
 
-class Floors:
-    """The floors of one process of the test run, each opened at its first use."""
+class ControlShops:
+    """The shops of one process of the test run, each opened at its first use."""
 
     def __init__(self, stack: ExitStack) -> None:
         self._stack = stack
-        self._open: dict[str, Floor] = {}
+        self._open: dict[str, ControlShop] = {}
 
-    def of(self, pool: str) -> Floor:
-        """The pool's floor, with a running worker."""
+    def of(self, pool: str) -> ControlShop:
+        """The pool's shop, with a running worker."""
         here = self.without_worker(pool)
         if not here.workers or here.workers[-1].process.poll() is not None:
             here.start(pool=pool)
         return here
 
-    def without_worker(self, pool: str) -> Floor:
-        """The pool's floor, with or without a running worker. In CI a missing pool is a failure."""
+    def without_worker(self, pool: str) -> ControlShop:
+        """The pool's shop, with or without a running worker. In CI a missing pool is a failure."""
         if missing(pool):
             (pytest.fail if os.environ.get("CI") else pytest.skip)(missing(pool))
         if pool not in self._open:
-            here = self._stack.enter_context(floor(backend=True, variables={"CONTROL_ROUTES": "1"}))
+            here = self._stack.enter_context(control_shop(backend=True, variables={"CONTROL_ROUTES": "1"}))
             here.app.conf.update(task_queues=QUEUES, task_routes=ROUTES)
             self._open[pool] = here
         return self._open[pool]
 
 
 @pytest.fixture(scope="session")
-def floors() -> Iterator[Floors]:
+def control_shops() -> Iterator[ControlShops]:
     with ExitStack() as stack:
-        yield Floors(stack)
+        yield ControlShops(stack)
 
 
 @pytest.fixture(params=[pool_param(pool) for pool in POOLS])
-def on(request: pytest.FixtureRequest, floors: Floors) -> tuple[str, Floor]:
-    return request.param, floors.of(request.param)
+def on(request: pytest.FixtureRequest, control_shops: ControlShops) -> tuple[str, ControlShop]:
+    return request.param, control_shops.of(request.param)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.control.control import Floor, floor
+from tests.support.control.control import ControlShop, control_shop
 from tests.support.operators.watching import Watcher
 from tests.support.running import until
 
@@ -17,14 +17,14 @@ pytestmark = pytest.mark.xdist_group("celery-control")
 
 
 @pytest.fixture(scope="module")
-def here() -> Iterator[Floor]:
+def here() -> Iterator[ControlShop]:
     """A prefork worker with room for two; the last test ends it."""
-    with floor(conf={"worker_pool_restarts": True}) as made:
+    with control_shop(conf={"worker_pool_restarts": True}) as made:
         made.start()
         yield made
 
 
-def test_a_worker_answers_what_celerys_workers_answer(here: Floor) -> None:
+def test_a_worker_answers_what_celerys_workers_answer(here: ControlShop) -> None:
     """Ping, stats, registered tasks, active queues, clock, report: in the forms that tools expect."""
     assert here.ask("ping") == {"ok": "pong"}
     stats = here.ask("stats")
@@ -39,7 +39,7 @@ def test_a_worker_answers_what_celerys_workers_answer(here: Floor) -> None:
     assert "celery" in here.ask("report")["ok"]
 
 
-def test_the_configuration_is_shown_as_plain_values(here: Floor) -> None:
+def test_the_configuration_is_shown_as_plain_values(here: ControlShop) -> None:
     """A dashboard shows what holds for a task, `True` for late acknowledgement, and a configuration without strange objects."""
     registered = here.ask("registered", "acks_late", "reject_on_worker_lost")
     assert "tests.support.control.control_app.ok [acks_late=True reject_on_worker_lost=True]" in registered
@@ -49,7 +49,7 @@ def test_the_configuration_is_shown_as_plain_values(here: Floor) -> None:
     assert conf["redelivery"]["queues"]["#"]["max_delivery_attempts"] == 3
 
 
-def test_what_runs_and_what_waits_is_listed_with_its_arguments(here: Floor) -> None:
+def test_what_runs_and_what_waits_is_listed_with_its_arguments(here: ControlShop) -> None:
     """`active`, `reserved`, `query_task`."""
     running = here.filled(2, "listed", headers={"tenant": "t1"})
     waiting = here.send("ok", "waits")
@@ -66,7 +66,7 @@ def test_what_runs_and_what_waits_is_listed_with_its_arguments(here: Floor) -> N
     until(lambda: here.ask("active") == [], what="nothing to be active")
 
 
-def test_the_pool_grows_and_shrinks_while_it_works(here: Floor) -> None:
+def test_the_pool_grows_and_shrinks_while_it_works(here: ControlShop) -> None:
     """A third task begins at once, and the prefetch window grows; afterwards there are two places again, and nothing is lost."""
     running = here.filled(2, "grown")
     third, rest = here.send("holds", "grown"), [here.send("holds", "grown") for _ in range(20)]
@@ -81,7 +81,7 @@ def test_the_pool_grows_and_shrinks_while_it_works(here: Floor) -> None:
     here.ran_once([*running, third, *rest])
 
 
-def test_the_pool_is_restarted_while_it_works(here: Floor) -> None:
+def test_the_pool_is_restarted_while_it_works(here: ControlShop) -> None:
     """`pool_restart`: running tasks end, waiting ones run in the new processes, and nothing runs twice."""
     running = here.filled(2, "restarted")
     waiting = [here.send("ok") for _ in range(20)]
@@ -94,7 +94,7 @@ def test_the_pool_is_restarted_while_it_works(here: Floor) -> None:
     assert {here.noted(task_id)[0]["pid"] for task_id in running} - {here.noted(task_id)[0]["pid"] for task_id in after}
 
 
-def test_events_are_sent_while_they_are_enabled(here: Floor) -> None:
+def test_events_are_sent_while_they_are_enabled(here: ControlShop) -> None:
     """With `disable_events`, tasks run and are recorded, but send no events until `enable_events`."""
     watcher = Watcher(here)
     until(lambda: here.tell("heartbeat") is None and watcher.events, what="the watcher to hear")
@@ -110,7 +110,7 @@ def test_events_are_sent_while_they_are_enabled(here: Floor) -> None:
     watcher.close()
 
 
-def test_a_queue_is_added_and_cancelled_under_load(here: Floor) -> None:
+def test_a_queue_is_added_and_cancelled_under_load(here: ControlShop) -> None:
     """Both queues have messages meanwhile. Messages taken from the cancelled queue run or go back; the others stay there."""
     sent: list[str] = []
 
@@ -140,7 +140,7 @@ def test_a_queue_is_added_and_cancelled_under_load(here: Floor) -> None:
     here.ran_once(sent)
 
 
-def test_time_limits_are_taken_and_hold_where_celery_lets_them(here: Floor) -> None:
+def test_time_limits_are_taken_and_hold_where_celery_lets_them(here: ControlShop) -> None:
     """The worker answers, and its tasks go on; Celery 5.7 builds a limit into a task's requests, so it holds from then on."""
     name = "tests.support.control.control_app.holds"
     assert here.tell("time_limit", name, soft=30, hard=60) == {"ok": "time limits set successfully"}
@@ -153,7 +153,7 @@ def test_time_limits_are_taken_and_hold_where_celery_lets_them(here: Floor) -> N
     assert (end.reason, len(here.noted(over))) == ("time_limit", 3)
 
 
-def test_a_worker_shuts_down_by_remote_control(here: Floor) -> None:
+def test_a_worker_shuts_down_by_remote_control(here: ControlShop) -> None:
     """Warm, as if it had been sent SIGTERM: what runs is finished, what waits goes back."""
     running = here.filled(2, "remote")
     waiting = [here.send("holds", "remote") for _ in range(12)]
@@ -169,7 +169,7 @@ def test_a_worker_shuts_down_by_remote_control(here: Floor) -> None:
 
 def test_the_pool_follows_the_load() -> None:
     """`--autoscale`: up to four at once while there is work, and other bounds by remote control."""
-    with floor() as here:
+    with control_shop() as here:
         here.start("--autoscale", "4,1")
         ids = here.filled(4, "scaled")
         assert here.tell("autoscale", 3, 1) == {"ok": "autoscale now max=3 min=1"}

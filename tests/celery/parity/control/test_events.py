@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.control.control import SETTINGS, Floor, floor
+from tests.support.control.control import SETTINGS, ControlShop, control_shop
 from tests.support.operators.watching import Watcher
 from tests.support.running import until
 from tests.support.trials.trial import answer, step
@@ -31,16 +31,16 @@ SCHEDULE = {"tick": {"task": "tests.support.control.control_app.ok", "schedule":
 
 
 @pytest.fixture(scope="module")
-def here() -> Iterator[Floor]:
+def here() -> Iterator[ControlShop]:
     """A worker that sends events (`-E`), a producer that reports what it publishes, and a result backend."""
     conf = {"task_send_sent_event": True, "task_track_started": True, "beat_schedule": SCHEDULE}
-    with floor(backend=True, settings=SETTINGS, conf=conf) as made:
+    with control_shop(backend=True, settings=SETTINGS, conf=conf) as made:
         made.start("-E")
         yield made
 
 
 @pytest.fixture(scope="module")
-def watcher(here: Floor) -> Iterator[Watcher]:
+def watcher(here: ControlShop) -> Iterator[Watcher]:
     """A monitor of the worker."""
     made = Watcher(here)
     until(lambda: [event for event in made.events if event["type"] == "worker-heartbeat"], what="a heartbeat")
@@ -49,7 +49,7 @@ def watcher(here: Floor) -> Iterator[Watcher]:
 
 
 @pytest.fixture(scope="module")
-def run(here: Floor) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+def run(here: ControlShop) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
     """Starts Celery's other programs beside the worker, and ends them."""
     started: list[subprocess.Popen[bytes]] = []
 
@@ -75,7 +75,7 @@ BEGUN = ["task-received", "task-started"]
 
 
 @HERE
-def test_a_success_is_told_in_celerys_events(here: Floor, watcher: Watcher) -> None:
+def test_a_success_is_told_in_celerys_events(here: ControlShop, watcher: Watcher) -> None:
     """Sent by the producer, then received, started and succeeded, with the fields that monitors show."""
     task_id = here.send("ok", 7)
     until(lambda: "task-succeeded" in watcher.types(task_id), what="its success to be told")
@@ -90,7 +90,7 @@ def test_a_success_is_told_in_celerys_events(here: Floor, watcher: Watcher) -> N
 
 
 @HERE
-def test_failures_are_told_as_retries_and_the_last_one_as_a_failure(here: Floor, watcher: Watcher) -> None:
+def test_failures_are_told_as_retries_and_the_last_one_as_a_failure(here: ControlShop, watcher: Watcher) -> None:
     """Each attempt is received and started, each redelivery is a `task-retried`, and `task-failed` comes once, at the end."""
     task_id = here.send("fails")
     until(lambda: "task-failed" in watcher.types(task_id), what="its failure to be told")
@@ -103,7 +103,7 @@ def test_failures_are_told_as_retries_and_the_last_one_as_a_failure(here: Floor,
 
 
 @HERE
-def test_a_rejection_is_told(here: Floor, watcher: Watcher) -> None:
+def test_a_rejection_is_told(here: ControlShop, watcher: Watcher) -> None:
     """With the event that Celery's own requests send."""
     task_id = here.send("rejects")
     until(lambda: "task-rejected" in watcher.types(task_id), what="its rejection to be told")
@@ -113,7 +113,7 @@ def test_a_rejection_is_told(here: Floor, watcher: Watcher) -> None:
 
 @HERE
 @pytest.mark.parametrize("place", ["running", "delayed"])
-def test_a_revoke_is_told_wherever_the_message_is(here: Floor, watcher: Watcher, place: str) -> None:
+def test_a_revoke_is_told_wherever_the_message_is(here: ControlShop, watcher: Watcher, place: str) -> None:
     """The event comes once, and says whether the task was terminated."""
     if place == "running":
         (task_id,) = here.filled(1, place)
@@ -127,7 +127,7 @@ def test_a_revoke_is_told_wherever_the_message_is(here: Floor, watcher: Watcher,
 
 
 @HERE
-def test_flower_sees_the_worker_and_its_tasks(here: Floor, run: Callable[..., subprocess.Popen[bytes]]) -> None:
+def test_flower_sees_the_worker_and_its_tasks(here: ControlShop, run: Callable[..., subprocess.Popen[bytes]]) -> None:
     """A real Flower: the worker with its queues and its statistics, and tasks with the states that they had."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -158,7 +158,7 @@ def _both(get: Callable[[str], Any], fine: str, bad: str) -> dict[str, Any] | No
 
 
 @HERE
-def test_beat_sends_what_is_due_and_it_is_recorded(here: Floor, run: Callable[..., subprocess.Popen[bytes]]) -> None:
+def test_beat_sends_what_is_due_and_it_is_recorded(here: ControlShop, run: Callable[..., subprocess.Popen[bytes]]) -> None:
     """A real beat publishes a task every half second; each is recorded and accounted for like any other."""
     beat = run("beat", "-s", str(here.folder / "schedule"))
     ticks = until(lambda: found if len(found := [run["id"] for run in here.runs() if run.get("value") == "tick"]) >= 3 else None)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.control.control import Floor, floor
+from tests.support.control.control import ControlShop, control_shop
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,26 +18,26 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def here() -> Iterator[Floor]:
+def here() -> Iterator[ControlShop]:
     """A broker that no worker reads."""
-    with floor() as made:
+    with control_shop() as made:
         yield made
 
 
-def plain(here: Floor) -> str:
+def plain(here: ControlShop) -> str:
     """Publish as an application without `Redelivery` does."""
-    other = Floor(here.server, here.folder, plain=True)
+    other = ControlShop(here.server, here.folder, plain=True)
     return other.send("ok")
 
 
-def waiting(here: Floor) -> list[str]:
+def waiting(here: ControlShop) -> list[str]:
     """One task of each kind: three priorities, one that waits for its time, and one of a plain producer."""
     ids = [here.send("ok", priority=priority) for priority in (0, 3, 9)]
     return [*ids, here.send("ok", countdown=3600), plain(here)]
 
 
 @pytest.mark.parametrize("how", ["control", "command"])
-def test_what_waits_in_the_queue_is_discarded_and_recorded(here: Floor, how: str) -> None:
+def test_what_waits_in_the_queue_is_discarded_and_recorded(here: ControlShop, how: str) -> None:
     """With `app.control.purge()` and `celery purge`, for every priority, whoever published the message."""
     *ours, theirs = waiting(here)
     if how == "control":
@@ -53,7 +53,7 @@ def test_what_waits_in_the_queue_is_discarded_and_recorded(here: Floor, how: str
     assert here.app.control.purge() == 0
 
 
-def test_what_is_no_task_is_discarded_too(here: Floor) -> None:
+def test_what_is_no_task_is_discarded_too(here: ControlShop) -> None:
     """Bytes and messages of other programs are removed, and are no life in the books."""
     client: Redis = here.server.client
     client.lpush("celery", b"no message", json.dumps({"body": "", "headers": {}, "properties": {}}))

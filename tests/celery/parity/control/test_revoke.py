@@ -8,7 +8,7 @@ import pytest
 from celery import chord, group
 from celery.exceptions import ChordError, TaskRevokedError
 
-from tests.support.control.control import Floor, floor
+from tests.support.control.control import ControlShop, control_shop
 from tests.support.running import until
 
 if TYPE_CHECKING:
@@ -18,20 +18,20 @@ pytestmark = pytest.mark.xdist_group("celery-revoke")
 
 
 @pytest.fixture(scope="module")
-def here() -> Iterator[Floor]:
+def here() -> Iterator[ControlShop]:
     """A worker with room for two, a worker on another queue, and a result backend: a revoke reaches both, and counts once."""
-    with floor(backend=True, settings={"queues": {"#": {"redelivery_delay": 3600, "max_delivery_attempts": 3}}}) as made:
+    with control_shop(backend=True, settings={"queues": {"#": {"redelivery_delay": 3600, "max_delivery_attempts": 3}}}) as made:
         made.start("-Q", "celery")
         made.start("-Q", "second")
         yield made
 
 
-def delayed(here: Floor) -> int:
+def delayed(here: ControlShop) -> int:
     """How many messages wait in the delay store."""
     return int(here.server.client.zcard("redelivery:delayed:due:celery"))
 
 
-def ends_revoked(here: Floor, task_id: str, outcomes: list[str], *, terminated: bool = False) -> None:
+def ends_revoked(here: ControlShop, task_id: str, outcomes: list[str], *, terminated: bool = False) -> None:
     """Check the end of a revoked task: its outcomes, its result, its signal, and nothing left."""
     here.ended(task_id, "revoked")
     with pytest.raises(TaskRevokedError):
@@ -41,7 +41,7 @@ def ends_revoked(here: Floor, task_id: str, outcomes: list[str], *, terminated: 
     assert [line["terminated"] for line in here.noted(task_id, "task_revoked")] == [terminated]
 
 
-def test_a_running_task_is_terminated_once(here: Floor) -> None:
+def test_a_running_task_is_terminated_once(here: ControlShop) -> None:
     """Its process is killed, but the task does not count as lost and is not redelivered; the task beside it is not disturbed."""
     victim, neighbour = here.filled(1, "victim") + here.filled(1, "neighbour")
     here.app.control.revoke(victim, terminate=True, signal="SIGKILL")
@@ -51,7 +51,7 @@ def test_a_running_task_is_terminated_once(here: Floor) -> None:
     assert len(here.noted(neighbour)) == 1
 
 
-def test_a_task_that_fails_of_the_signal_stays_revoked(here: Floor) -> None:
+def test_a_task_that_fails_of_the_signal_stays_revoked(here: ControlShop) -> None:
     """SIGUSR1 raises `SoftTimeLimitExceeded` in the task: this attempt stores RETRY, but no other follows."""
     (victim,) = here.filled(1, "interrupted")
     here.app.control.revoke(victim, terminate=True, signal="SIGUSR1")
@@ -60,7 +60,7 @@ def test_a_task_that_fails_of_the_signal_stays_revoked(here: Floor) -> None:
     ends_revoked(here, victim, ["published", "revoked"], terminated=True)
 
 
-def test_a_running_task_without_terminate_runs_to_its_end(here: Floor) -> None:
+def test_a_running_task_without_terminate_runs_to_its_end(here: ControlShop) -> None:
     """As in Celery: a revoke alone stops only tasks that have not begun."""
     (task_id,) = here.filled(1, "unharmed")
     here.app.control.revoke(task_id, reply=True, timeout=60, destination=["w0@shop", "w1@shop"])
@@ -68,7 +68,7 @@ def test_a_running_task_without_terminate_runs_to_its_end(here: Floor) -> None:
     here.ended(task_id, "succeeded")
 
 
-def test_messages_that_wait_in_the_worker_and_in_the_queue_are_revoked(here: Floor) -> None:
+def test_messages_that_wait_in_the_worker_and_in_the_queue_are_revoked(here: ControlShop) -> None:
     """The pool is busy and the prefetch window is full."""
     running = here.filled(2, "busy")
     waiting = [here.send("ok") for _ in range(30)]
@@ -82,7 +82,7 @@ def test_messages_that_wait_in_the_worker_and_in_the_queue_are_revoked(here: Flo
     here.waits_for_nothing()
 
 
-def test_a_message_with_an_eta_leaves_the_delay_store(here: Floor) -> None:
+def test_a_message_with_an_eta_leaves_the_delay_store(here: ControlShop) -> None:
     """One of the two workers takes it out, informs its caller, and records it once; other waiting messages stay."""
     victim, other = here.send("ok", countdown=3600), here.send("ok", countdown=3600)
     here.ended(victim, "deferred")
@@ -97,7 +97,7 @@ def test_a_message_with_an_eta_leaves_the_delay_store(here: Floor) -> None:
     assert not here.server.client.exists("redelivery:delayed", "redelivery:delayed:due:celery", "redelivery:delayed:tasks")
 
 
-def test_a_message_that_waits_for_its_redelivery_leaves_the_delay_store(here: Floor) -> None:
+def test_a_message_that_waits_for_its_redelivery_leaves_the_delay_store(here: ControlShop) -> None:
     """The event says which attempt would have been next."""
     task_id = here.send("fails")
     here.ended(task_id, "redelivery_scheduled")
@@ -108,14 +108,14 @@ def test_a_message_that_waits_for_its_redelivery_leaves_the_delay_store(here: Fl
     here.waits_for_nothing()
 
 
-def test_a_revoked_id_is_not_put_into_the_delay_store(here: Floor) -> None:
+def test_a_revoked_id_is_not_put_into_the_delay_store(here: ControlShop) -> None:
     """A message with an ETA that comes after its revoke is revoked when it comes, not when it is due."""
     here.app.control.revoke("known-before", reply=True, timeout=60, destination=["w0@shop", "w1@shop"])
     here.send("ok", task_id="known-before", countdown=3600)
     ends_revoked(here, "known-before", ["published", "revoked"])
 
 
-def test_a_chord_hears_of_a_member_that_was_revoked_in_the_delay_store(here: Floor) -> None:
+def test_a_chord_hears_of_a_member_that_was_revoked_in_the_delay_store(here: ControlShop) -> None:
     """Its callback never runs, and its caller gets an error."""
     tasks = [here.app.signature("tests.support.control.control_app.ok", args=[number], app=here.app) for number in range(2)]
     tasks[1].set(countdown=3600)
@@ -132,7 +132,7 @@ def test_a_chord_hears_of_a_member_that_was_revoked_in_the_delay_store(here: Flo
 
 
 @pytest.mark.parametrize("place", ["running", "queue", "delay store"])
-def test_a_stamped_message_is_revoked_by_its_stamp(here: Floor, place: str) -> None:
+def test_a_stamped_message_is_revoked_by_its_stamp(here: ControlShop, place: str) -> None:
     """All messages with the stamp are revoked, wherever they are, and no others."""
     stamp = f"stamp of {place}"
     stamped: dict[str, Any] = {"stamped_headers": ["customer"], "customer": stamp}
@@ -164,7 +164,7 @@ def test_a_stamped_message_is_revoked_by_its_stamp(here: Floor, place: str) -> N
         here.ended(other, "succeeded")
 
 
-def test_the_schedule_shows_what_waits_in_the_delay_store(here: Floor) -> None:
+def test_the_schedule_shows_what_waits_in_the_delay_store(here: ControlShop) -> None:
     """In Celery's own format, ordered by due time; a message that has left the store is not shown."""
     later, sooner = here.send("ok", "later", countdown=7200), here.send("ok", "sooner", countdown=3600)
     due = {task_id: here.ended(task_id, "deferred").due_ms for task_id in (later, sooner)}

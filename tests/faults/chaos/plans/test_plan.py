@@ -40,8 +40,8 @@ NO_MESSAGES = {
 }
 #: The functions that write files, and their steps.
 FILES = {"workers/export/tables.py:_sink": "write", "workers/operations/letters/archive.py:_write_lines": "write"}
-#: Rooms without a message: the users' tests, the books (which read what was exported, and can be written anew), Spark's Java. And
-#: kombu's files, on which no chaos runs: what is written there becomes a message when it is whole (`test_generic_messages.py`).
+#: Packages without a message: the users' tests, the books (which read what was exported, and can be written anew), Spark's Java.
+#: And kombu's files, on which no chaos runs: what is written there becomes a message when it is whole (`test_generic_messages.py`).
 WITHOUT_MESSAGES = (
     "workers/testing/",
     "workers/reconciliation/",
@@ -60,8 +60,8 @@ def steps() -> set[str]:
 
 def calls() -> Iterator[tuple[str, str, ast.Call]]:
     """Every call in the packages that handle messages: `file:function`, the name of the called function, the call."""
-    for room in ("middleware", "workers"):
-        for path in sorted((ROOT / room).rglob("*.py")):
+    for package in ("middleware", "workers"):
+        for path in sorted((ROOT / package).rglob("*.py")):
             name = str(path.relative_to(ROOT))
             if not name.startswith(WITHOUT_MESSAGES):
                 yield from _calls_in(ast.parse(path.read_text("utf-8")), name, "")

@@ -1,4 +1,4 @@
-"""The fleet: a private broker behind a proxy, and the processes of a run, which the forking process (`nursery.py`) starts.
+"""The fleet: a private broker behind a proxy, and the processes of a run, which the fork server (`fork_server.py`) starts.
 
 Each process has a slot (`worker-0`, `dispatcher`, ...) and its order. The fleet also counts the kills that no order asked for.
 """
@@ -38,7 +38,7 @@ QUEUES = ("celery", "counted", "capped", "aside", "judged", "DLQ.judged")
 
 @dataclass
 class Process:
-    """One process of a run, forked by the nursery."""
+    """One process of a run, forked by the fork server."""
 
     role: str
     order: Order | None
@@ -85,7 +85,7 @@ class Fleet:
     """The broker, the proxy and the processes. `build` names a deliberately broken build."""
 
     #: The package with the app and the boundaries of its processes, and further configuration of the app.
-    ROOM = "tests.faults.chaos"
+    PACKAGE = "tests.faults.chaos"
     CONF: ClassVar[dict[str, Any]] = {}
     #: Bytes that mark a request whose reply may be swallowed.
     NEEDLE = b"EVALSHA"
@@ -100,11 +100,11 @@ class Fleet:
         self._processes: dict[int, Process] = {}
 
     def open(self) -> None:
-        """Start the broker, the proxy and the nursery."""
+        """Start the broker, the proxy and the fork server."""
         self._open_broker()
-        with (self.folder / "nursery.log").open("wb") as log:
-            self._nursery = subprocess.Popen(
-                [sys.executable, "-m", "tests.faults.chaos.processes.nursery"],
+        with (self.folder / "fork_server.log").open("wb") as log:
+            self._fork_server = subprocess.Popen(
+                [sys.executable, "-m", "tests.faults.chaos.processes.fork_server"],
                 env=self._environment(),
                 cwd=self.folder,
                 stdin=subprocess.PIPE,
@@ -112,10 +112,10 @@ class Fleet:
                 stderr=log,
             )
         self._ready = threading.Event()
-        self._listener = threading.Thread(target=self._listen, name="chaos-nursery", daemon=True)
+        self._listener = threading.Thread(target=self._listen, name="chaos-fork-server", daemon=True)
         self._listener.start()
-        until(lambda: self._ready.is_set() or self._nursery.poll() is not None, 120, "the nursery")
-        assert self._nursery.poll() is None, (self.folder / "nursery.log").read_text()
+        until(lambda: self._ready.is_set() or self._fork_server.poll() is not None, 120, "the fork server")
+        assert self._fork_server.poll() is None, (self.folder / "fork_server.log").read_text()
 
     def _open_broker(self) -> None:
         options = {"appendonly": "yes", "appendfsync": "always"}
@@ -147,7 +147,7 @@ class Fleet:
             SHOP_READY=str(self.folder / "ready"),
             CHAOS_KILLS=str(self.folder / "kills"),
             CHAOS_BUILD=self._build,
-            CHAOS_ROOM=self.ROOM,
+            CHAOS_PACKAGE=self.PACKAGE,
             CHAOS_LEDGER=str(self.folder / "ledger"),
             PYTHONPATH=str(ROOT),
             PYTHONDONTWRITEBYTECODE="1",
@@ -158,15 +158,15 @@ class Fleet:
         """End everything."""
         for process in self._processes.values():
             process.signal(signal.SIGKILL)
-        assert self._nursery.stdin is not None
-        self._nursery.stdin.close()
-        self._nursery.wait(60)
+        assert self._fork_server.stdin is not None
+        self._fork_server.stdin.close()
+        self._fork_server.wait(60)
         self._listener.join(60)
         self._close_broker()
 
     def _listen(self) -> None:
-        assert self._nursery.stdout is not None
-        with self._nursery.stdout as lines:
+        assert self._fork_server.stdout is not None
+        with self._fork_server.stdout as lines:
             for line in lines:
                 said = json.loads(line)
                 if "ready" in said:
@@ -198,9 +198,9 @@ class Fleet:
         self._processes[number] = process
         told = {"CHAOS_ORDER": str(order or ""), "CHAOS_ROLE": role, "CHAOS_CHILDREN": children, **(environment or {})}
         line = json.dumps({"number": number, "argv": argv, "env": told, "log": str(process.log)}) + "\n"
-        assert self._nursery.stdin is not None
-        self._nursery.stdin.write(line.encode())
-        self._nursery.stdin.flush()
+        assert self._fork_server.stdin is not None
+        self._fork_server.stdin.write(line.encode())
+        self._fork_server.stdin.flush()
         if slot:
             self.slots[slot] = process
         return process

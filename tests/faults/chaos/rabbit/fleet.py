@@ -54,7 +54,7 @@ def queues() -> list[Queue]:
 class RabbitFleet(Fleet):
     """The node, the proxy and the processes."""
 
-    ROOM = "tests.faults.chaos.rabbit"
+    PACKAGE = "tests.faults.chaos.rabbit"
     #: Without confirms a producer cannot know that a message which it published into a cut connection is gone.
     CONF: ClassVar[dict[str, Any]] = {"broker_transport_options": {"confirm_publish": True}, "broker_connection_max_retries": None}
 

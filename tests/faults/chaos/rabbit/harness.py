@@ -81,7 +81,7 @@ class RabbitRun(Turns):
         self._redriven_at = 0.0
 
     def open(self) -> None:
-        """Start the broker, the proxy and the nursery."""
+        """Start the broker, the proxy and the fork server."""
         self.fleet.open()
         self.plain = Celery("plain", broker=self.fleet.rabbit.url, set_as_current=False)
         self.plain.conf.task_queues = queues()

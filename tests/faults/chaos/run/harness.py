@@ -95,7 +95,7 @@ class Run(Turns):
         self._ask_again_at = 0.0
 
     def open(self) -> None:
-        """Start the broker, the proxy and the nursery."""
+        """Start the broker, the proxy and the fork server."""
         self.fleet.open()
         self.plain = Celery("plain", broker=self.fleet.server.url, set_as_current=False)
 

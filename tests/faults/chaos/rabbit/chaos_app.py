@@ -11,7 +11,7 @@ from typing import Any
 
 from celery.signals import celeryd_init
 
-from tests.faults.chaos.floor import app, produce
+from tests.faults.chaos.chaos_app import app, produce
 from tests.faults.chaos.rabbit.fleet import BRIEF, QUORUM, queues
 
 __all__ = ["app", "produce"]

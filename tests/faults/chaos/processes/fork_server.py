@@ -1,4 +1,4 @@
-"""The nursery: one process that has imported everything and forks the processes of a run, so that a start costs no import.
+"""The fork server: one process that has imported everything and forks the processes of a run, so that a start costs no import.
 
 Reads lines of JSON: {"number": n, "argv": [...], "env": {...}, "log": path}. Writes: {"number": n, "pid": p} and, when it has
 ended, {"number": n, "ended": status}. The first word of `argv` is `worker`, `redelivery` or `produce`. It ends with its input.
@@ -33,9 +33,9 @@ letter_watch.EVERY, letter_watch.LEAD = 0.5, 0.3
 lease.REFRESH_EVERY = 0.5
 PRELOADED = (export,)
 #: What differs from one broker to the next: where a process may die, and the app.
-ROOM = os.environ["CHAOS_ROOM"]
-boundary: Any = importlib.import_module(f"{ROOM}.boundary")
-floor: Any = importlib.import_module(f"{ROOM}.floor")
+PACKAGE = os.environ["CHAOS_PACKAGE"]
+boundary: Any = importlib.import_module(f"{PACKAGE}.boundary")
+chaos_app: Any = importlib.import_module(f"{PACKAGE}.chaos_app")
 
 
 def main() -> None:
@@ -94,11 +94,11 @@ def _live(order: dict[str, Any]) -> None:
 
 def _run(argv: list[str]) -> int:
     if argv[0] == "worker":
-        floor.app.worker_main(argv)
+        chaos_app.app.worker_main(argv)
     elif argv[0] == "produce":
-        floor.produce(argv[1], int(argv[2]), argv[3], argv[4])
+        chaos_app.produce(argv[1], int(argv[2]), argv[3], argv[4])
     else:
-        redelivery(["-A", f"{ROOM}.floor", *argv[1:]], standalone_mode=True)
+        redelivery(["-A", f"{PACKAGE}.chaos_app", *argv[1:]], standalone_mode=True)
     return 0
 
 
