@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -144,3 +146,28 @@ def test_inside_a_package_imports_are_relative() -> None:
         if any(f"{name}.".startswith(f"redelivery.{package}.") for name in absolute(node))
     ]
     assert found == []
+
+
+def test_the_document_shows_the_layers_and_the_files_of_a_failing_task() -> None:
+    """The layers are the contract's, in its order; the picture's seven files are where the picture says, and have a line each."""
+    text = (ROOT / "docs/architecture.md").read_text()
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    (layers,) = [each["layers"] for each in contracts if each["id"] == "middleware"]
+    assert re.findall(r"\w+", re.sub(r": .*?(?=$|  )", "", _block(text, "text", "install\n"), flags=re.MULTILINE)) == [
+        name for layer in layers for name in layer.split(" | ")
+    ]
+    package, walk = "", []
+    for line in _block(text, "mermaid", "flowchart").splitlines():
+        if (found := re.search(r"subgraph (\w+)", line)) is not None:
+            package = found[1]
+        walk += [(int(number), f"{package}/{name}") for number, name in re.findall(r'"(\d) (\w+\.py)"', line)]
+    listed = re.findall(r"^(\d)\. `([\w/]+\.py)`", text.partition("file by file.")[2].partition("Other files")[0], re.MULTILINE)
+    assert [number for number, _ in sorted(walk)] == list(range(1, 8))
+    assert [name.replace("deliveries/", "") for _, name in listed] == [name for _, name in sorted(walk)]
+    assert all((ROOT / "middleware" / name).is_file() for _, name in listed)
+
+
+def _block(text: str, kind: str, start: str) -> str:
+    """The fenced block of this kind that begins with these words."""
+    (found,) = [each for each in re.findall(rf"```{kind}\n(.*?)```", text, re.DOTALL) if each.startswith(start)]
+    return str(found)
