@@ -9,7 +9,7 @@ from unittest.mock import ANY
 import pytest
 
 from redelivery.middleware.ports import Capability
-from redelivery.workers.brokers.broker import broker_of, needed
+from redelivery.workers.brokers.broker import broker_of
 from redelivery.workers.ports import Glance
 from tests.support.running import until
 
@@ -59,7 +59,7 @@ def test_what_waits_is_listed_with_its_queue_and_its_time(waiting: tuple[Place, 
 def test_all_that_waits_is_counted_by_when_it_is_due(waiting: tuple[Place, Shop, dict[str, str]]) -> None:
     """The totals are right for a part of the time, too, and even if few messages are read."""
     _, shop, ids = waiting
-    store = needed(broker_of(shop.app.redelivery.transport).delayed)
+    store = broker_of(shop.app.redelivery.transport).delayed
     before = time.time() * 1000
     seen = store.glance(2, 4)
     assert (seen.totals, seen.course, seen.later) == ({"celery": len(ids)}, [0, 0, 0, len(ids)], 0)

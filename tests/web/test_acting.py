@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from redelivery.middleware.messages.events import Outcome
-from redelivery.workers.brokers.broker import broker_of, needed
+from redelivery.workers.brokers.broker import broker_of
 from redelivery.workers.operations.letters.filter import Filter
 from redelivery.workers.operations.runs.audit import entries
 from redelivery.workers.operations.runs.operation import Kind, State, abort, begin, found, listed
@@ -200,7 +200,7 @@ def test_waiting_messages_are_cancelled_by_their_task_behind_a_dry_run(desk: Des
         "the campaign is over",
     )
     until(lambda: found(desk.install, begun.id).state is State.DONE, 60, "the page to carry it out")
-    left = [each.contents.task_id for each in needed(broker_of(desk.transport).delayed).soonest(10)]
+    left = [each.contents.task_id for each in broker_of(desk.transport).delayed.soonest(10)]
     assert (left, found(desk.install, begun.id).moved) == ([other], 3)
 
 

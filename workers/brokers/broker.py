@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from redelivery.errors import BrokerError
 
@@ -19,30 +19,26 @@ if TYPE_CHECKING:
         TaskSource,
         Transitions,
     )
-    from .rabbitmq.deaths import AmqpDeaths
     from .redis.operations import RedisOperationStore
-
-Feature = TypeVar("Feature")
 
 
 @dataclass(frozen=True, slots=True)
 class Broker:
-    """A broker's features; None if it lacks the feature."""
+    """A broker's features."""
 
-    delayed: DelayStore | None = None
-    outcomes: OutcomeLog | None = None
-    letters: LetterStore | None = None
-    gauges: Gauges | None = None
-    inventory: InventorySource | None = None
-    tasks: TaskSource | None = None
+    delayed: DelayStore
+    outcomes: OutcomeLog
+    letters: LetterStore
+    gauges: Gauges
+    inventory: InventorySource
+    tasks: TaskSource
+    audit: AuditStore
+    checkup: Checkup
     operations: RedisOperationStore | None = None
-    audit: AuditStore | None = None
-    deaths: AmqpDeaths | None = None
-    checkup: Checkup | None = None
 
 
 def broker_of(transport: Transitions) -> Broker:
-    """Return the features of this transport's broker."""
+    """Return the features of this transport's broker. Raises `BrokerError` if it is neither Redis nor RabbitMQ."""
     # The modules of a broker are imported only if the app uses that broker.
     from redelivery.middleware.brokers.redis.transport import RedisTransport  # noqa: PLC0415 - as above
 
@@ -73,7 +69,6 @@ def broker_of(transport: Transitions) -> Broker:
     if isinstance(transport, AmqpTransport):
         from .rabbitmq.audit import AmqpAudit  # noqa: PLC0415 - as above
         from .rabbitmq.checkup import AmqpCheckup  # noqa: PLC0415 - as above
-        from .rabbitmq.deaths import AmqpDeaths  # noqa: PLC0415 - as above
         from .rabbitmq.delay_store import AmqpDelayStore  # noqa: PLC0415 - as above
         from .rabbitmq.inventory import AmqpInventory  # noqa: PLC0415 - as above
         from .rabbitmq.letters import AmqpLetterStore  # noqa: PLC0415 - as above
@@ -89,15 +84,7 @@ def broker_of(transport: Transitions) -> Broker:
             inventory=AmqpInventory(transport),
             tasks=AmqpTasks(transport),
             audit=AmqpAudit(transport),
-            deaths=AmqpDeaths(transport),
             checkup=AmqpCheckup(transport),
         )
-    return Broker()
-
-
-def needed(feature: Feature | None) -> Feature:
-    """Return the feature. Raises `BrokerError` if the broker lacks it (None)."""
-    if feature is None:
-        msg = "this broker is neither Redis nor RabbitMQ, and nothing on it can be listed"
-        raise BrokerError(msg)
-    return feature
+    msg = "this broker is neither Redis nor RabbitMQ, and nothing on it can be listed"
+    raise BrokerError(msg)

@@ -17,7 +17,7 @@ from redelivery.lazily import cached_property
 from redelivery.middleware.ports import Capability
 from redelivery.settings import RedeliverySettings
 
-from ..brokers.broker import Broker, broker_of, needed
+from ..brokers.broker import Broker, broker_of
 from ..operations.reach import reached
 from .terminal.options import PLACE
 from .terminal.screen import screen_options
@@ -111,16 +111,16 @@ class Context:
     @property
     def delayed(self) -> DelayStore:
         """The delay store on the app's broker. Raises the errors of `transport`."""
-        return needed(self._broker.delayed)
+        return self._broker.delayed
 
     @property
     def outcomes(self) -> OutcomeLog:
         """The outcome log on the app's broker. Raises the errors of `transport`."""
-        return needed(self._broker.outcomes)
+        return self._broker.outcomes
 
     @property
-    def audit(self) -> AuditStore | None:
-        """The audit on the app's broker; None if the broker keeps none. Raises the errors of `transport`."""
+    def audit(self) -> AuditStore:
+        """The audit on the app's broker. Raises the errors of `transport`."""
         return self._broker.audit
 
     @cached_property

@@ -94,10 +94,10 @@ def duties_of(runtime: Runtime) -> tuple[Duty, ...]:
 
     Without leases (RabbitMQ and others) only the watch over the dead letters and the export remain.
     """
-    settings, broker = runtime.settings, broker_of(runtime.transport)
+    settings = runtime.settings
     exporters: tuple[Duty, ...] = ()
-    if settings.outcome_export is not None and broker.outcomes is not None:
-        every = settings.outcome_export_every
+    if settings.outcome_export is not None and kind_of(runtime.app) != "generic":
+        broker, every = broker_of(runtime.transport), settings.outcome_export_every
         exporters = (Exporter(broker.outcomes, settings.outcome_export, audit=broker.audit, every=every),)
     if not runtime.has_leases:
         watches = (AmqpLetterWatch(runtime),) if runtime.enforces and kind_of(runtime.app) == "amqp" else ()

@@ -41,7 +41,7 @@ class Exporter(Duty):
         outcomes: OutcomeLog,
         destination: str,
         *,
-        audit: AuditStore | None = None,
+        audit: AuditStore,
         every: float = EVERY,
         format: Format = "parquet",  # noqa: A002 - as the command has it
     ) -> None:

@@ -36,7 +36,7 @@ from redelivery.middleware.messages.events import Outcome
 from redelivery.middleware.ports import Answer, Capability
 from redelivery.middleware.transitions.notify import Caller
 
-from ..brokers.broker import broker_of, needed
+from ..brokers.broker import broker_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -158,7 +158,7 @@ class RemoteControl(bootsteps.StartStopStep):
 
     @property
     def _store(self) -> DelayStore:
-        return needed(broker_of(self._runtime.transport).delayed)
+        return broker_of(self._runtime.transport).delayed
 
     def _waiting(self, most: int) -> list[Delayed]:
         """The `most` delayed messages of this worker's queues that are due first."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from redelivery.middleware.messages.events import TERMINAL, Event, Outcome, entries
 
-from ..brokers.broker import broker_of, needed
+from ..brokers.broker import broker_of
 from ..brokers.redis.transport import redis_of
 from .worker import until
 
@@ -62,6 +62,6 @@ class Outcomes:
         wanted = "has not ended" if outcome is None else f"was not {Outcome(outcome)}"
         text = f"{task_id} {wanted}; so far: {', '.join(names) if names else 'nothing: was it published by this app?'}"
         transport = redis_of(self._worker.runtime)
-        waiting = needed(broker_of(self._worker.runtime.transport).delayed).of_task(str(task_id))
+        waiting = broker_of(self._worker.runtime.transport).delayed.of_task(str(task_id))
         waits = [each.due_ms - transport.now_ms() for each in waiting]
         return f"{text}; it waits in the delay store: advance_time({max(min(waits), 0) / 1000:.1f})" if waits else text

@@ -13,6 +13,7 @@ from pyarrow import dataset
 from redis import Redis
 from structlog.testing import capture_logs
 
+from redelivery.workers.brokers.redis.audit import RedisAudit
 from redelivery.workers.brokers.redis.outcome_log import RedisOutcomeLog
 from redelivery.workers.duties.exporter import Exporter
 from redelivery.workers.export.tables import EVENTS
@@ -82,7 +83,9 @@ def test_a_process_exports_until_it_is_asked_to_end(shop: Callable[..., Shop], s
 def test_one_exporter_leads_and_the_others_stand_by(desk: Desk, folder: Path) -> None:
     """The log says where the events were exported to, and how many."""
     record(desk.client, 3)
-    first, second = (Exporter(RedisOutcomeLog(desk.transport), str(folder / "out"), every=1) for _ in range(2))
+    first, second = (
+        Exporter(RedisOutcomeLog(desk.transport), str(folder / "out"), audit=RedisAudit(desk.transport), every=1) for _ in range(2)
+    )
     assert (first.leads(), second.leads(), first.leads()) == (True, False, True)
     with capture_logs() as logs:
         assert first.step() == 3
@@ -96,7 +99,7 @@ def test_a_destination_that_cannot_be_written_is_an_error_line_and_loses_nothing
     """The duty goes on, and writes everything as soon as it can."""
     (folder / "file").write_text("")
     record(desk.client, 3)
-    exporter = Exporter(RedisOutcomeLog(desk.transport), str(folder / "file"), every=0.05)
+    exporter = Exporter(RedisOutcomeLog(desk.transport), str(folder / "file"), audit=RedisAudit(desk.transport), every=0.05)
     with capture_logs() as logs:
         exporter.start()
         until(lambda: len([line for line in logs if line["event"] == "outcome_log.export_failed"]) > 1)
@@ -109,7 +112,7 @@ def test_a_destination_that_cannot_be_written_is_an_error_line_and_loses_nothing
 
 def test_a_broker_that_does_not_answer_is_a_warning(desk: Desk, server: Server, folder: Path) -> None:
     """The duty asks again."""
-    exporter = Exporter(RedisOutcomeLog(desk.transport), str(folder / "out"), every=0.05)
+    exporter = Exporter(RedisOutcomeLog(desk.transport), str(folder / "out"), audit=RedisAudit(desk.transport), every=0.05)
     server.kill()
     with capture_logs() as logs:
         exporter.start()

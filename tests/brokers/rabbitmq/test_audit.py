@@ -16,7 +16,7 @@ from redelivery.middleware.brokers.rabbitmq.messages import message_of
 from redelivery.middleware.brokers.rabbitmq.names import AUDIT, OUTCOMES
 from redelivery.middleware.brokers.rabbitmq.topology import AUDIT_BYTES, declare_audit, declare_delays
 from redelivery.middleware.messages.steps import sealed
-from redelivery.workers.brokers.broker import broker_of, needed
+from redelivery.workers.brokers.broker import broker_of
 from redelivery.workers.brokers.rabbitmq import audit, delay_store
 from redelivery.workers.export.tables import read_lines
 from redelivery.workers.operations.runs.audit import Act, Acted, acted
@@ -49,7 +49,7 @@ def desk(place: Place) -> Desk:
 @pytest.fixture
 def store(desk: Desk) -> AuditStore:
     """Its audit."""
-    return needed(broker_of(desk.transport).audit)
+    return broker_of(desk.transport).audit
 
 
 def said(why: str) -> str:

@@ -15,7 +15,7 @@ from redelivery.middleware.brokers.rabbitmq import kept_connection
 from redelivery.middleware.brokers.rabbitmq.kept_connection import KeptConnection
 from redelivery.middleware.brokers.rabbitmq.names import AUDIT
 from redelivery.middleware.brokers.rabbitmq.peek import depth_of
-from redelivery.workers.brokers.broker import broker_of, needed
+from redelivery.workers.brokers.broker import broker_of
 from tests.conformance.brokers import Place
 from tests.support.running import until
 
@@ -151,7 +151,7 @@ def test_questions_leave_no_channel_open(rabbit: Rabbit, tmp_path: Path) -> None
     desk = Place("rabbit-classic", rabbit, tmp_path).desk()
     before = clients(rabbit)
     tools = broker_of(desk.transport)
-    audit, letters = needed(tools.audit), needed(tools.letters)
+    audit, letters = tools.audit, tools.letters
     for _ in range(20):
         assert audit.records(10) == []
         assert letters.depth("DLQ.orders") == 0

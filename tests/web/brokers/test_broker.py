@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 from redis.exceptions import MaxConnectionsError
 
-from redelivery.workers.brokers.broker import broker_of, needed
+from redelivery.workers.brokers.broker import broker_of
 from redelivery.workers.brokers.broker_words import broker_message
 from redelivery.workers.operations.runs.audit import entries
 from redelivery.workers.operations.runs.operation import listed
@@ -156,7 +156,7 @@ def test_a_very_slow_broker_holds_up_no_other_screen_and_a_late_form_says_what_b
     [redrive, *_] = behind.get(f"/letter?queue={LETTERS}&id={task_id}").forms("/letter/redrive")
     [cancel] = behind.get("/delayed").forms("/delayed/cancel")
     [purge] = behind.get(f"/operations/preview?kind=purge&queue={LETTERS}").forms("/operations/begin")
-    delayed = needed(broker_of(desk.transport).delayed)
+    delayed = broker_of(desk.transport).delayed
     acts: dict[str, tuple[dict[str, str], Callable[[], bool]]] = {
         "/letter/redrive": (redrive, lambda: desk.ids() == [task_id]),
         "/delayed/cancel": (cancel, lambda: not delayed.totals()),

@@ -17,7 +17,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from redelivery.errors import RedriveError
 from redelivery.middleware.brokers.rabbitmq.journal.entries import moved_of
@@ -78,20 +78,14 @@ class Death:
         return [replace(move.event, event_id=move.event_id) for move in moves if move.event is not None]
 
 
-class AmqpDeaths:
-    """The dead letters that the broker itself made. Every method raises the errors of the broker's driver."""
-
-    def __init__(self, transport: AmqpTransport) -> None:
-        self._store = AmqpLetterStore(transport)
-
-    @contextmanager
-    def open(self, runtime: Runtime, name: str) -> Iterator[AmqpDeathList]:
-        """Open a queue; the policies of the app apply to its messages."""
-        with self._store.transport.connect() as connection:
-            depth = depth_of(connection, name) or 0
-            copies = Copies(self._store.transport)
-            with Look(connection, name, most=depth, read=read) as look, closing(copies):
-                yield AmqpDeathList(runtime, self._store, name, look, depth, copies)
+@contextmanager
+def deaths_in(runtime: Runtime, name: str) -> Iterator[AmqpDeathList]:
+    """Open a queue behind a dead-letter exchange; the app's policies apply to its messages. Raises the broker's errors."""
+    transport = cast("AmqpTransport", runtime.transport)
+    with transport.connect() as connection:
+        depth = depth_of(connection, name) or 0
+        with Look(connection, name, most=depth, read=read) as look, closing(Copies(transport)) as copies:
+            yield AmqpDeathList(runtime, AmqpLetterStore(transport), name, look, depth, copies)
 
 
 @dataclass(frozen=True, slots=True)

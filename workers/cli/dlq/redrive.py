@@ -14,7 +14,7 @@ import click
 from redelivery.display import safe
 from redelivery.errors import InputError, RedriveError
 
-from ...brokers.broker import broker_of, needed
+from ...brokers.broker import broker_of
 from ...operations.letters import dead_letters
 from ...operations.letters.choice import filter_of
 from ...operations.letters.live_queues import why_it_runs
@@ -175,10 +175,10 @@ def redrive_(
 
 
 def _edited(transport: Transitions, name: str, edit: Edit | None, task_ids: Collection[str]) -> dict[str, Any]:
-    """The fields of a dead letter that the operator changed, for the audit. Empty if the broker keeps no audit."""
-    if edit is None or edit == Edit(queue=edit.queue) or broker_of(transport).audit is None:
+    """The fields of a dead letter that the operator changed, for the audit."""
+    if edit is None or edit == Edit(queue=edit.queue):
         return {}
-    found = needed(broker_of(transport).letters).found(name, task_ids)
+    found = broker_of(transport).letters.found(name, task_ids)
     fields = changed(edit, next(iter(found), None))
     return {"edited": fields} if fields else {}
 

@@ -64,9 +64,10 @@ def audit(context: Context, *, actor: str, operation: str, letters: bool, limit:
     --outcomes or the settings say where they are. Each message that was changed also has an event with its actor: --letters shows
     the newest of these, `task show` those of one task.
     """
-    if letters or context.audit is None:
+    if letters:
         _tell_events(context, actor, limit, scan, uri)
         return
+    context.transport  # noqa: B018 - raises if the broker does not answer
     found = told(context.runtime, limit, actor=actor, operation=operation, outcomes=uri, most=scan)
     for note in found.notes:
         say(safe(note), err=True)

@@ -13,7 +13,7 @@ from redelivery.errors import InputError
 from redelivery.middleware.brokers.errors import BROKER_ERRORS
 from redelivery.middleware.ports import Answer
 
-from ...brokers.broker import broker_of, needed
+from ...brokers.broker import broker_of
 from ...letters import Letter
 from ..letters.walk import Evenly, WalkContext, Walked
 from .changes import cancel, changeable
@@ -56,7 +56,7 @@ def cancel_waiting(
     Raises `BrokerError`; its text says how many messages had been cancelled.
     """
     context = context or WalkContext()
-    store = context.delayed or needed(broker_of(runtime.transport).delayed)
+    store = context.delayed or broker_of(runtime.transport).delayed
     result = Cancelled(dead_letter_queue=queue, dry_run=dry_run)
     result.total = sum(count for name, count in store.totals().items() if not queue or name == queue)
     evenly = Evenly(None if dry_run else rate, context.sleep)

@@ -16,7 +16,7 @@ from redelivery.middleware.messages.steps import deferred, iso, sealed
 from redelivery.middleware.ports import Answer
 from redelivery.middleware.transitions.notify import store_end
 
-from ...brokers.broker import broker_of, needed
+from ...brokers.broker import broker_of
 from ..words.short_ids import MAX_CANDIDATES, hint, is_whole, meant
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def cancel(runtime: Runtime, found: Delayed, *, actor: str | None = None, store:
     """
     contents = changeable(found).contents
     event = contents.event(Outcome.CANCELLED, found.queue, reason=Reason.OPERATOR, worker=runtime.worker, actor=actor)
-    answer = (store or needed(broker_of(runtime.transport).delayed)).cancel(found.list_name, found.ident, event)
+    answer = (store or broker_of(runtime.transport).delayed).cancel(found.list_name, found.ident, event)
     if answer is Answer.DONE:
         log.info("delayed.cancelled", task_id=contents.task_id, queue=found.queue, why="operator")
         _tell_caller(runtime, contents)
@@ -68,7 +68,7 @@ def cancel(runtime: Runtime, found: Delayed, *, actor: str | None = None, store:
 
 def reschedule(runtime: Runtime, found: Delayed, *, due_ms: int | None, actor: str | None = None) -> Answer:
     """Change a message's due time to `due_ms` (the broker's time; None: now). Raises as `changeable`."""
-    contents, store = changeable(found).contents, needed(broker_of(runtime.transport).delayed)
+    contents, store = changeable(found).contents, broker_of(runtime.transport).delayed
     assert contents.message is not None  # noqa: S101 - a message has been seen just above
     until_ms = runtime.transport.now_ms() if due_ms is None else due_ms
     seen_ms = contents.envelope.first_seen_ms or until_ms

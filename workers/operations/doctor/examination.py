@@ -18,7 +18,7 @@ from redelivery.middleware.brokers.errors import BROKER_ERRORS
 from redelivery.middleware.ports import Capability
 from redelivery.middleware.worker.startup.checks import dead_letter_queue_faults
 
-from ...brokers.broker import broker_of, needed
+from ...brokers.broker import broker_of
 from ...ports import NotKnown
 from ..letters import dead_letters
 from .dead_letters import check_queues, check_unread
@@ -94,7 +94,7 @@ def examine(runtime: Runtime, app: str, seconds: float) -> Diagnosis:
 
 def _seen(runtime: Runtime, app: str, seconds: float) -> tuple[Seen, list[NotKnown]]:
     broker, kind = broker_of(runtime.transport), kind_of(runtime.app)
-    checkup = needed(broker.checkup)
+    checkup = broker.checkup
     queues = list(runtime.app.amqp.queues.consume_from)
     letters = dead_letters.known(runtime)
     now_ms: Callable[[], int] = runtime.transport.now_ms if Capability.SERVER_TIME in runtime.transport.capabilities else own_clock
@@ -135,7 +135,7 @@ def _seen(runtime: Runtime, app: str, seconds: float) -> tuple[Seen, list[NotKno
 
 
 def _queues(runtime: Runtime, checkup: Checkup, names: list[str], letters: Mapping[str, str]) -> Queues:
-    gauges = needed(broker_of(runtime.transport).gauges)
+    gauges = broker_of(runtime.transport).gauges
     return Queues.of(list(gauges.sample(names, letters, len)), checkup.consumers(names))
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ...brokers.broker import broker_of, needed
+from ...brokers.broker import broker_of
 from ...export.sightings import Inventory
 from ..letters import dead_letters
 
@@ -22,5 +22,5 @@ def take(runtime: Runtime, *, look: bool = False) -> Inventory:
     """
     inventory, letter_queues = Inventory(), dead_letters.known(runtime)
     queues = sorted(set(runtime.app.amqp.queues) - set(letter_queues))
-    inventory.unlisted = needed(broker_of(runtime.transport).inventory).walk(inventory, queues, letter_queues, look=look)
+    inventory.unlisted = broker_of(runtime.transport).inventory.walk(inventory, queues, letter_queues, look=look)
     return inventory

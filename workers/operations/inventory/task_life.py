@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from redelivery.errors import InputError
 from redelivery.middleware.transitions.homes import objection
 
-from ...brokers.broker import broker_of, needed
+from ...brokers.broker import broker_of
 from ...letters import Letter
 from ...ports import TaskLife
 from ..letters import dead_letters
@@ -33,7 +33,7 @@ def life_of(runtime: Runtime, given: str, *, most: int, outcomes: str | None = N
     Raises `InputError` if several tasks match, and the errors of the broker's driver.
     """
     life = TaskLife(given)
-    needed(broker_of(runtime.transport).tasks).read_log(life, most)
+    broker_of(runtime.transport).tasks.read_log(life, most)
     # Read the log before the files: an export may move events from the log to the files meanwhile.
     if outcomes is not None:
         _read_exported(life, outcomes, most)
@@ -55,7 +55,7 @@ def _look(runtime: Runtime, life: TaskLife, most: int) -> None:
     letter_queues = dead_letters.known(runtime)
     named = {event.queue for event in life.events if event.queue and objection(runtime.transport, event.queue) is None}
     known = {*runtime.app.amqp.queues, *letter_queues.values(), *named}
-    needed(broker_of(runtime.transport).tasks).find(life, sorted(known - {*letter_queues}), letter_queues, most)
+    broker_of(runtime.transport).tasks.find(life, sorted(known - {*letter_queues}), letter_queues, most)
     life.places = [
         replace(each, detail=seen(runtime, each.contents).to_row()) if isinstance(each.contents, Letter) else each
         for each in life.places

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from redelivery.errors import InputError
 from redelivery.settings.values import suggestion
 
-from ...brokers.broker import broker_of, needed
+from ...brokers.broker import broker_of
 from ...letters import Letter
 from ..words.short_ids import begins, hint, is_whole, meant
 
@@ -26,7 +26,7 @@ def known(runtime: Runtime) -> dict[str, str]:
 
     If a task's policy, or an `expiry_queue`, names a queue that the app consumes, its messages are not dead: they run.
     """
-    return dict(sorted(needed(broker_of(runtime.transport).letters).queues(named(runtime.app)).items()))
+    return dict(sorted(broker_of(runtime.transport).letters.queues(named(runtime.app)).items()))
 
 
 def named(app: Celery) -> dict[str, str]:
@@ -51,17 +51,17 @@ def required(runtime: Runtime, name: str) -> str:
 
 def summaries(runtime: Runtime) -> list[DeadLetterQueue]:
     """Return all dead-letter queues with their counts; times and reasons come from a bounded number of letters."""
-    return needed(broker_of(runtime.transport).letters).summaries(known(runtime))
+    return broker_of(runtime.transport).letters.summaries(known(runtime))
 
 
 def depth(transport: Transitions, name: str) -> int:
     """Return the number of dead letters in a queue. Reads none of them."""
-    return needed(broker_of(transport).letters).depth(name)
+    return broker_of(transport).letters.depth(name)
 
 
 def newest(transport: Transitions, name: str, limit: int) -> list[Letter]:
     """Return the `limit` newest dead letters, the newest first."""
-    with needed(broker_of(transport).letters).open(name) as letters:
+    with broker_of(transport).letters.open(name) as letters:
         return [Letter.of(raw) for raw in letters.newest(limit)]
 
 
@@ -70,7 +70,7 @@ def found(transport: Transitions, name: str, given: Collection[str]) -> list[Let
 
     Raises `InputError` if an id matches no dead letter, or the dead letters of several tasks.
     """
-    read = needed(broker_of(transport).letters).found(name, given)
+    read = broker_of(transport).letters.found(name, given)
     letters = [letter for letter in read if any(begins(letter.task_id, each) for each in given)]
     named = {each: meant(each, (letter.task_id for letter in letters)) for each in given}
     missing = sorted(each for each, task_id in named.items() if task_id is None)

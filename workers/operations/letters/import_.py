@@ -25,7 +25,8 @@ from redelivery.middleware.brokers.errors import BROKER_ERRORS
 from redelivery.middleware.ports import Answer
 from redelivery.settings import names
 
-from ...brokers.broker import broker_of, needed
+from ...brokers.broker import broker_of
+from ...brokers.rabbitmq.deaths import deaths_in
 from . import dead_letters
 from .walk import BATCH, UNSURE, Walked
 
@@ -69,9 +70,9 @@ def import_letters(
 
     Raises `BrokerError`; its text says how many letters had been imported.
     """
-    broker, result = broker_of(runtime.transport), Import(dead_letter_queue=name, dry_run=dry_run)
+    result = Import(dead_letter_queue=name, dry_run=dry_run)
     try:
-        with needed(broker.deaths).open(runtime, name) as found:
+        with deaths_in(runtime, name) as found:
             result.total = found.total
             for batch in _batches(found, result, limit):
                 answers = [Answer.DONE] * len(batch) if dry_run else found.bury(batch)
@@ -91,7 +92,7 @@ def require_source(runtime: Runtime, name: str) -> None:
     if name in runtime.app.amqp.queues and name not in dead_letters.known(runtime):
         msg = f"{name!r} is a queue of the app, and its messages are not dead: name the queue behind the dead-letter exchange"
         raise InputError(msg)
-    if not needed(broker_of(runtime.transport).letters).has_queue(name):
+    if not broker_of(runtime.transport).letters.has_queue(name):
         msg = f"there is no queue {name!r} on the broker: name the queue that is bound to the dead-letter exchange"
         raise InputError(msg)
 

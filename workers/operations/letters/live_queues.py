@@ -18,7 +18,7 @@ from redelivery.display import word
 from redelivery.errors import ConfigurationError, InputError
 from redelivery.middleware.transitions.homes import named_by, required
 
-from ...brokers.broker import broker_of, needed
+from ...brokers.broker import broker_of
 from . import dead_letters
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 def why_it_runs(transport: Transitions, queue: str) -> str | None:
     """Return why a dead letter in this queue would run; None if it stays dead."""
-    app, letters = transport.app, needed(broker_of(transport).letters)
+    app, letters = transport.app, broker_of(transport).letters
     if app is not None and queue in app.amqp.queues:
         why = "is a queue of the app, whose workers run what is in it"
     elif letters.is_consumed(queue):

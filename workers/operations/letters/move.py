@@ -17,7 +17,7 @@ from redelivery.middleware.messages.events import Outcome, Reason
 from redelivery.middleware.messages.steps import dead, redriven, sealed
 from redelivery.middleware.transitions.homes import Homes
 
-from ...brokers.broker import broker_of, needed
+from ...brokers.broker import broker_of
 from ..telling import tell
 from .live_queues import require_rest
 from .walk import Walk, WalkContext, Walked
@@ -65,7 +65,7 @@ def move(
     except BROKER_ERRORS as exc:
         raise result.cut_short(exc) from exc
     context = context or WalkContext()
-    homes, store = Homes(transport, name), context.letters or needed(broker_of(transport).letters)
+    homes, store = Homes(transport, name), context.letters or broker_of(transport).letters
 
     walk = Walk(
         letters=store,

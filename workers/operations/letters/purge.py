@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from redelivery.display import scrubbed
 from redelivery.middleware.messages.events import Outcome, Reason
 
-from ...brokers.broker import broker_of, needed
+from ...brokers.broker import broker_of
 from ..telling import tell
 from .archive import archive
 from .walk import Walk, WalkContext, Walked
@@ -63,7 +63,7 @@ def purge(
     """
     result = Purge(dead_letter_queue=name, dry_run=dry_run, archive=None if archive_to is None else scrubbed(archive_to))
     context = context or WalkContext()
-    store = context.letters or needed(broker_of(transport).letters)
+    store = context.letters or broker_of(transport).letters
 
     def carry(letters: list[Letter]) -> Sequence[Answer | Exception]:
         if archive_to is not None:

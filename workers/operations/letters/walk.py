@@ -16,7 +16,7 @@ from redelivery.middleware.brokers.errors import BROKER_ERRORS
 from redelivery.middleware.policy.clock_skew import TOLERANCE_MS
 from redelivery.middleware.ports import Answer
 
-from ...brokers.broker import broker_of, needed
+from ...brokers.broker import broker_of
 from ...letters import Letter
 
 if TYPE_CHECKING:
@@ -229,6 +229,6 @@ class Walk(Generic[Job]):
 
 def letters_of(transport: Transitions, name: str) -> Iterator[Letter]:
     """Yield the dead letters that are in the queue at the beginning, the oldest first. Changes nothing."""
-    with needed(broker_of(transport).letters).open(name) as letters:
+    with broker_of(transport).letters.open(name) as letters:
         for page in letters.pages():
             yield from map(Letter.of, page)

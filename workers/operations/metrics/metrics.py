@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from ...brokers.broker import broker_of, needed
+from ...brokers.broker import broker_of
 from ...ports import Gauge
 from ..letters import dead_letters
 
@@ -101,7 +101,7 @@ def measured(runtime: Runtime, living: Living | None = None) -> list[Family]:
     letter_queues = dead_letters.known(runtime)
     queues = sorted(set(runtime.app.amqp.queues) - letter_queues.keys())
     living = Living(runtime.settings.lease) if living is None else living
-    gauges = needed(broker_of(runtime.transport).gauges).sample(queues, letter_queues, living.count)
+    gauges = broker_of(runtime.transport).gauges.sample(queues, letter_queues, living.count)
     return families([Gauge.of("outcome_log_max_bytes", runtime.settings.outcome_log_max_bytes), *gauges])
 
 

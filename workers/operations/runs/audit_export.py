@@ -27,8 +27,8 @@ class ExportedAudit:
     gaps: list[Gap] = field(default_factory=list)
 
 
-def export_audit(store: AuditStore | None, destination: str) -> ExportedAudit:
-    """Copy the records since the last export to this destination. Does nothing if the broker keeps no audit.
+def export_audit(store: AuditStore, destination: str) -> ExportedAudit:
+    """Copy the records since the last export to this destination.
 
     Raises `InputError` if the destination cannot be read or written, `ImportError` without pyarrow, and the errors of the broker's
     driver. The next export writes the missing records.
@@ -38,8 +38,6 @@ def export_audit(store: AuditStore | None, destination: str) -> ExportedAudit:
     from ...export.tables import below  # noqa: PLC0415 - as above
 
     done = ExportedAudit()
-    if store is None:
-        return done
     cursor = cursor_of(destination, store.name)
     found = store.following(*cursor)
     if not found.records:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from redelivery.errors import InputError
 
-from ...brokers.broker import broker_of, needed
+from ...brokers.broker import broker_of
 from .audit import MAX_READ, Entry, entries
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def told(
 
 def acts(runtime: Runtime, limit: int, *, actor: str = "", outcomes: str | None = None, most: int = MAX_READ) -> Told:
     """Return the newest events of the acts of this actor (empty: of any). The other parameters are as in `told`."""
-    with needed(broker_of(runtime.transport).outcomes).tail(LIMIT, is_followed=False) as tail:
+    with broker_of(runtime.transport).outcomes.tail(LIMIT, is_followed=False) as tail:
         events = [each for each in tail.events if each.actor and (not actor or each.actor == actor)]
     found = Told(events=events[::-1][:limit])
     if len(found.events) < limit:
@@ -79,7 +79,7 @@ def _read_records(runtime: Runtime, found: Told, place: str, most: int, limit: i
     from ...export.records import AUDIT, read_records  # noqa: PLC0415 - as above
     from ...export.tables import below  # noqa: PLC0415 - as above
 
-    store = needed(broker_of(runtime.transport).audit)
+    store = broker_of(runtime.transport).audit
     kept = [each.record_id for each in store.records(MAX_READ)]
     known = {(store.name, each) for each in (*kept, *(each.record_id for each in found.entries))}
     looked_at = 0

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Self
 from redelivery.display import scrubbed
 from redelivery.errors import BrokerError, InputError, RedeliveryError
 from redelivery.middleware.messages.envelope import count
-from redelivery.middleware.ports import Answer
+from redelivery.middleware.ports import Answer, Capability
 
 from ...brokers.broker import broker_of
 from ..letters import dead_letters
@@ -315,7 +315,7 @@ def store_of(transport: Transitions) -> RedisOperationStore:
 
 def is_kept(transport: Transitions) -> bool:
     """Whether the broker keeps operations."""
-    return broker_of(transport).operations is not None
+    return Capability.LEASES in transport.capabilities
 
 
 def begin(

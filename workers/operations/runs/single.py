@@ -11,7 +11,7 @@ from redelivery.errors import InputError, RedriveError
 from redelivery.middleware.ports import Answer, Capability
 from redelivery.middleware.transitions.homes import Homes
 
-from ...brokers.broker import broker_of, needed
+from ...brokers.broker import broker_of
 from ..letters.filter import Filter
 from ..letters.redrive.edits import changed
 from ..letters.redrive.redrive import redrive, returned
@@ -28,7 +28,7 @@ def redrive_one(transport: Transitions, name: str, letter: Letter, *, actor: str
     """Redrive a dead letter, and return its new queue. Raises `InputError` if it has left, `RedriveError` if it must stay."""
     if Capability.BROWSE_LETTERS_UNMARKED in transport.capabilities:
         move = returned(letter, Homes(transport, name), edit, actor)
-        (answer,) = needed(broker_of(transport).letters).redrive_many(name, [move.parts])
+        (answer,) = broker_of(transport).letters.redrive_many(name, [move.parts])
         if isinstance(answer, Exception):
             raise answer
         if answer is not Answer.DONE:

@@ -88,10 +88,9 @@ class Sampler:
 
     def _condition_now(self) -> Condition | None:
         """What the broker reports about itself, at most ten seconds old; None if the broker refuses."""
-        checkup = broker_of(self._source.transport).checkup
-        if checkup is not None and (self._asked is None or time.monotonic() - self._asked >= PAUSE):
+        if self._asked is None or time.monotonic() - self._asked >= PAUSE:
             try:
-                self._condition = checkup.condition((), (), None)
+                self._condition = broker_of(self._source.transport).checkup.condition((), (), None)
             except (RedeliveryError, *BROKER_ERRORS):
                 self._condition = None
             self._asked = time.monotonic()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from redelivery.middleware.ports import Answer
 
-from ...brokers.broker import broker_of, needed
+from ...brokers.broker import broker_of
 from ...operations.delayed import changes
 from ...operations.queues import require_queue
 from ...operations.runs.audit import Act, Acted, acted, record
@@ -30,7 +30,7 @@ SPANS = {"hour": 3_600, "day": 86_400, "week": 604_800}
 
 def delayed(visit: Visit) -> Screen:
     """Show the delayed messages."""
-    store, queue = needed(broker_of(visit.transport).delayed), visit.first("queue")
+    store, queue = broker_of(visit.transport).delayed, visit.first("queue")
     within = visit.first("within")
     seen = store.glance(LIMIT, PARTS, queue or None, SPANS[within] * 1000 if within in SPANS else None)
     if queue and queue not in seen.totals:
@@ -83,7 +83,7 @@ def _digest(each: Delayed) -> str:
 
 
 def _of_task(visit: Visit, given: str) -> list[Delayed]:
-    return changes.of_task(needed(broker_of(visit.transport).delayed), given, where="the screen Task")
+    return changes.of_task(broker_of(visit.transport).delayed, given, where="the screen Task")
 
 
 def change(act: Act, visit: Visit) -> Redirect:

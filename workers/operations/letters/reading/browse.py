@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ....brokers.broker import broker_of, needed
+from ....brokers.broker import broker_of
 from ....letters import Letter, may_be
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def browsed(
     seconds: float | None = None,
 ) -> Browsed:
     """Return the newest `limit` letters that pass the filter, before the place `before` (None: the end)."""
-    store, may_pass = needed(broker_of(transport).letters), chosen.sieve()
+    store, may_pass = broker_of(transport).letters, chosen.sieve()
     began = time.monotonic()
     ends = began + (SLOW if seconds is None else seconds)
     ends_with_some = began + QUICK if seconds is None and chosen.has_words else ends
@@ -81,7 +81,7 @@ def at_place(transport: Transitions, name: str, task_id: str, place: int | None)
     """Return the letters of a task near this place, the nearest first; empty if they have left."""
     if place is None:
         return []
-    page = needed(broker_of(transport).letters).page(name, place + AROUND, 2 * AROUND)
+    page = broker_of(transport).letters.page(name, place + AROUND, 2 * AROUND)
     near = [(at, Letter.of(raw)) for at, raw in page.letters if may_be(raw, {task_id})]
     return sorted((each for each in near if each[1].task_id == task_id), key=lambda each: abs(each[0] - place))
 
@@ -89,7 +89,7 @@ def at_place(transport: Transitions, name: str, task_id: str, place: int | None)
 def looked(transport: Transitions, name: str, most: int) -> Browsed:
     """Return the `most` oldest letters of a queue. They are given back to the broker, which marks them as delivered before."""
     found: list[tuple[int, Letter]] = []
-    with needed(broker_of(transport).letters).open(name) as letters:
+    with broker_of(transport).letters.open(name) as letters:
         for page in letters.pages():
             found += [(len(found) + at, Letter.of(raw)) for at, raw in enumerate(page)]
             if len(found) >= most:

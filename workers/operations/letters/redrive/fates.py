@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from redelivery.middleware.messages.events import TERMINAL, Event, Outcome
 
-from ....brokers.broker import broker_of, needed
+from ....brokers.broker import broker_of
 from ....ports import Life
 
 if TYPE_CHECKING:
@@ -87,5 +87,5 @@ def watched(transport: Transitions, name: str, *, since_ms: int | None = None) -
 
     `since_ms` lets a process continue another process's redrive.
     """
-    with needed(broker_of(transport).outcomes).hear(name, since_ms=since_ms) as heard:
+    with broker_of(transport).outcomes.hear(name, since_ms=since_ms) as heard:
         yield Fates(heard)

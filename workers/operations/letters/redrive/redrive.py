@@ -20,7 +20,7 @@ from redelivery.errors import EnvelopeError, RedriveError
 from redelivery.middleware.transitions.homes import Homes, required
 from redelivery.middleware.transitions.redrive import redrive as go_back
 
-from ....brokers.broker import broker_of, needed
+from ....brokers.broker import broker_of
 from ...telling import tell
 from ..walk import Walk, WalkContext, Walked
 
@@ -102,7 +102,7 @@ def redrive(
     if edit is not None and edit.queue is not None:
         required(transport, edit.queue)
     context = context or WalkContext()
-    letters = context.letters or needed(broker_of(transport).letters)
+    letters = context.letters or broker_of(transport).letters
 
     def send(moves: list[Moved]) -> Sequence[Answer | Exception]:
         return letters.redrive_many(name, [move.parts for move in moves])
