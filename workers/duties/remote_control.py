@@ -37,6 +37,7 @@ from redelivery.middleware.ports import Answer, Capability
 from redelivery.middleware.transitions.notify import Caller
 
 from ..brokers.broker import broker_of
+from ..operations.fleet.running import ABOUT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -45,8 +46,6 @@ if TYPE_CHECKING:
 
     from ..ports import Delayed, DelayStore
 
-#: redelivery's own command.
-ABOUT = "redelivery"
 #: The most waiting messages that `inspect scheduled` lists, and that are searched for stamps.
 MAX_LISTED, MAX_SEARCHED = 500, 2000
 #: The most running tasks that are named, the longest-running first.

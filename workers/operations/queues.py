@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from redelivery.errors import InputError
 from redelivery.settings.values import suggestion
 
-from ..brokers.broker import broker_of
 from .letters import dead_letters
 
 if TYPE_CHECKING:
@@ -18,7 +17,7 @@ def require_queue(runtime: Runtime, name: str, *, instead: str = "") -> None:
     """Raise `InputError` if the app, its dead letters and the broker do not know this queue; `instead` suggests what to do."""
     letters = dead_letters.known(runtime)
     known = {*runtime.app.amqp.queues, *letters, *letters.values()}
-    if name not in known and not broker_of(runtime.transport).letters.has_queue(name):
+    if name not in known and not runtime.transport.has_queue(name):
         near = suggestion(name, known)
         msg = f"there is no queue {name!r}{near}{'' if not instead else f' {instead.capitalize()}' if near else f'; {instead}'}"
         raise InputError(msg)

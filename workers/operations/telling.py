@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from redelivery.middleware.messages.events import Event
+    from redelivery.middleware.ports import Transport
     from redelivery.middleware.runtime import Runtime
 
     from ..letters import Contents
-    from ..ports import Transitions
 
 
-def tell(transport: Transitions, contents: Contents, place: str, event: Event, began_ns: int) -> None:
+def tell(transport: Transport, contents: Contents, place: str, event: Event, began_ns: int) -> None:
     """Send the span of a message that left `place` with this event. The span began at `began_ns`."""
     runtime: Runtime | None = getattr(transport.app, "redelivery", None)
     if runtime is not None and runtime.telemetry is not None:

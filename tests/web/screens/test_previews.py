@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from redelivery.workers.operations.letters.walk import Walked
-from redelivery.workers.operations.runs.operation import Kind
 from redelivery.workers.operations.runs.preview import Preview
 from redelivery.workers.web.guard import Refused
 from redelivery.workers.web.shared import previews
@@ -37,7 +36,7 @@ def test_a_count_that_takes_longer_than_it_holds_is_shown(monkeypatch: pytest.Mo
     def count(_: object) -> Preview:
         counts.append(1)
         clock[0] += FRESH + 1
-        return Preview(kind=Kind.PURGE, queue="DLQ.orders")
+        return Preview()
 
     job = made.of("plan", count)
     assert job.preview is not None
@@ -65,7 +64,7 @@ def test_a_count_lets_other_searches_go_between_its_pieces(monkeypatch: pytest.M
             walked.looked_at += 100
             another_piece(walked)
         thread.join()
-        return Preview(kind=Kind.PURGE, queue="DLQ.orders")
+        return Preview()
 
     job = Previews(searches).of("plan", count)
     assert (job.looked_at, job.total, others) == (300, 300, [100])
@@ -82,7 +81,7 @@ def test_a_dry_run_that_nobody_looks_at_is_given_up(monkeypatch: pytest.MonkeyPa
     def count(another_piece: Callable[[Walked], None]) -> Preview:
         assert waits.wait(30)
         another_piece(walked)
-        return Preview(kind=Kind.PURGE, queue="DLQ.orders")
+        return Preview()
 
     made = Previews(Searches())
     job = made.of("plan", count)

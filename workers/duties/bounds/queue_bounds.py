@@ -106,13 +106,7 @@ class QueueKeeper(Duty):
         return ends_ms is not None and ends_ms <= now_ms
 
     def _evict(
-        self,
-        queue: str,
-        reason: Reason,
-        why: str,
-        *,
-        most: int | None = None,
-        known: tuple[int, bytes] | None = None,
+        self, queue: str, reason: Reason, why: str, *, most: int | None = None, known: tuple[int, bytes] | None = None
     ) -> None:
         """Evict the oldest messages one by one, as long as the queue is too long or they have expired."""
         transport, count = redis_of(self._runtime), 0

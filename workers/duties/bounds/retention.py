@@ -97,9 +97,8 @@ class Retention(Duty):
         return gone
 
     def _rules(self) -> dict[str, Rule]:
-        runtime, users = self._runtime, {}
-        for name, origin in dead_letters.known(runtime).items():
-            users[name] = {origin}
+        runtime = self._runtime
+        users = {name: {origin} for name, origin in dead_letters.known(runtime).items()}
         for queue in runtime.app.amqp.queues:
             target = runtime.policies.policy_for(queue).dead_letter_queue_for(queue)
             if target is not None:

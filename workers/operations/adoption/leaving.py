@@ -59,7 +59,7 @@ class Leaving:
 
     def to_dict(self) -> dict[str, Any]:
         """The values for JSON."""
-        return {each.name: getattr(self, each.name) for each in fields(self)} | {"handed_back": dict(self.handed_back)}
+        return {each.name: getattr(self, each.name) for each in fields(self)}
 
 
 def leave(runtime: Runtime, *, dry_run: bool = False, on_progress: Callable[[Leaving], None] = lambda _: None) -> Leaving:

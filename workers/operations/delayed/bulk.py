@@ -63,7 +63,7 @@ def cancel_waiting(
     try:
         for page in store.pages(queue or None):
             for each in page:
-                if limit is not None and result.matched >= limit:
+                if result.is_full(limit):
                     return result
                 if not _is_chosen(each, chosen, result, context):
                     continue

@@ -15,15 +15,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from redelivery.errors import RedeliveryError
 from redelivery.middleware.brokers import kind_of
 from redelivery.middleware.brokers.errors import BROKER_ERRORS
-from redelivery.middleware.ports import Capability
 from redelivery.middleware.worker.startup.checks import dead_letter_queue_faults
 
 from ...brokers.broker import broker_of
 from ...ports import NotKnown
 from ..letters import dead_letters
 from .dead_letters import check_queues, check_unread
-from .finding import Check, Finding
-from .fleet import ask, own_clock
+from .finding import Finding
+from .fleet import ask
 from .outcome_log import check_bytes, check_export
 from .queues import check_consumers, check_dispatcher
 from .seen import Queues, Seen
@@ -33,7 +32,7 @@ from .tasks import check_acknowledgement, check_strategies
 from .workers import check_clocks, check_mixture, check_versions, check_visibility
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from redelivery.middleware.runtime import Runtime
 
@@ -43,8 +42,8 @@ Answered = TypeVar("Answered")
 
 #: Seconds between two reads of the leases; a living worker renews its lease more often.
 STILL = 2.5
-#: All checks, the dangers first.
-CHECKS: tuple[Check, ...] = (
+#: All checks, the dangers first: pure functions of the answers. A check yields nothing if the answer that it needs did not come.
+CHECKS: tuple[Callable[[Seen], Iterator[Finding | NotKnown]], ...] = (
     check_refused,
     check_memory,
     check_persistence,
@@ -97,7 +96,7 @@ def _seen(runtime: Runtime, app: str, seconds: float) -> tuple[Seen, list[NotKno
     checkup = broker.checkup
     queues = list(runtime.app.amqp.queues.consume_from)
     letters = dead_letters.known(runtime)
-    now_ms: Callable[[], int] = runtime.transport.now_ms if Capability.SERVER_TIME in runtime.transport.capabilities else own_clock
+    now_ms = runtime.transport.now_ms
     names = [name for name in runtime.app.amqp.queues if name not in letters]
     targets = {*letters, *(target for queue in queues for target in runtime.policies.targets_of(queue))}
     url = runtime.settings.management_url

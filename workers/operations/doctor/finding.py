@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol, get_args
+from typing import Literal, get_args
 
 from redelivery.display import safe
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from ...ports import NotKnown
-    from .seen import Seen
 
 #: `danger`: messages are lost, or run twice or not at all. `warning`: a guarantee is weaker than it looks, or will be soon.
 Severity = Literal["danger", "warning"]
@@ -68,14 +62,6 @@ class Finding:
     what: str
     why: str
     fix: str
-
-
-class Check(Protocol):
-    """A check: a pure function of the answers. It yields nothing if the answer that it needs did not come."""
-
-    def __call__(self, seen: Seen) -> Iterator[Finding | NotKnown]:
-        """Yield the problems, and what is not known."""
-        ...
 
 
 def named(names: list[str] | tuple[str, ...]) -> str:

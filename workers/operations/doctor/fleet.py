@@ -8,29 +8,25 @@ nor does a solo worker that runs a task.
 from __future__ import annotations
 
 import functools
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from redelivery.middleware.policy.clock_skew import skew_ms
 
+from ..fleet.running import ABOUT
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from celery import Celery
     from kombu import Connection
 
-#: The remote-control command of workers with redelivery.
-ABOUT = "redelivery"
 #: Seconds to wait for answers.
 TIMEOUT = 2.0
 #: The module of redelivery's class of requests.
 OURS = "redelivery.middleware.worker.request"
 #: kombu's default, in seconds.
 VISIBILITY_TIMEOUT = 3600.0
-
-Clock = Callable[[], int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +66,7 @@ class Fleet:
         return [each for each in self.workers if queue in each.queues]
 
 
-def ask(app: Celery, now_ms: Clock) -> Fleet:
+def ask(app: Celery, now_ms: Callable[[], int]) -> Fleet:
     """Ask all workers. Their clocks are compared with `now_ms`. Raises the errors of the broker's driver."""
     with app.connection_for_write() as connection:
         broadcast = functools.partial(_broadcast, app, connection)
@@ -129,8 +125,3 @@ def _visibility(said: Mapping[str, Any] | Any) -> float | None:
     options = said.get("broker_transport_options")
     value = options.get("visibility_timeout") if isinstance(options, dict) else None
     return float(value) if isinstance(value, (int, float)) else VISIBILITY_TIMEOUT
-
-
-def own_clock() -> int:
-    """Return this machine's time, for brokers that do not report theirs."""
-    return int(time.time() * 1000)

@@ -29,9 +29,8 @@ from .walk import letters_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from redelivery.middleware.ports import Transport
     from redelivery.middleware.runtime import Runtime
-
-    from ...ports import Transitions
 
 #: The maximum number of dead letters, and of bytes, in one file. They are in memory until it is written.
 BATCH, MAX_BYTES = 5_000, 64 * 1024 * 1024
@@ -114,7 +113,7 @@ def require_place(runtime: Runtime, uri: str) -> None:
         raise InputError(msg)
 
 
-def export_letters(transport: Transitions, name: str, uri: str, chosen: Filter | None = None) -> Exported:
+def export_letters(transport: Transport, name: str, uri: str, chosen: Filter | None = None) -> Exported:
     """Write the letters of a queue that a filter chooses. They stay in the queue."""
     done, batch, size = Exported(dead_letter_queue=name, destination=uri), [], 0
     chosen, now_ms = Filter() if chosen is None else chosen, transport.now_ms()

@@ -17,24 +17,24 @@ from .filter import Filter, Shortened
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ...ports import Transitions
+    from redelivery.middleware.ports import Transport
 
 #: The options of the command line that choose dead letters, and the filter's name for each.
 NAMES = {"id": "task_ids", "reason": "reasons", "task": "tasks", "exception": "exceptions", "fingerprint": "fingerprints"}
 
 
-def filter_of(transport: Transitions, name: str, options: Mapping[str, Any]) -> Filter:
+def filter_of(transport: Transport, name: str, options: Mapping[str, Any]) -> Filter:
     """Return the filter for the dead letters of this queue. Shortened ids are looked up in the queue."""
     conditions = _conditions(transport, options)
     return Filter(task_ids=dead_letters.whole_ids(transport, name, options["task_ids"]), **conditions)
 
 
-def listing_of(transport: Transitions, options: Mapping[str, Any]) -> Filter:
+def listing_of(transport: Transport, options: Mapping[str, Any]) -> Filter:
     """Return the filter for a listing, which lists each dead letter whose id begins with a given one. Does not read the queue."""
     return Shortened(task_ids=frozenset(options["task_ids"]), **_conditions(transport, options))
 
 
-def _conditions(transport: Transitions, options: Mapping[str, Any]) -> dict[str, Any]:
+def _conditions(transport: Transport, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return all conditions except the ids. An empty text is refused: it may come from a shell variable that is not set."""
     for option, name in NAMES.items():
         if option != "reason" and "" in options[name]:

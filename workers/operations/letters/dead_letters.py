@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 
     from celery import Celery
 
+    from redelivery.middleware.ports import Transport
     from redelivery.middleware.runtime import Runtime
 
-    from ...ports import DeadLetterQueue, Transitions
+    from ...ports import DeadLetterQueue
 
 
 def known(runtime: Runtime) -> dict[str, str]:
@@ -54,18 +55,18 @@ def summaries(runtime: Runtime) -> list[DeadLetterQueue]:
     return broker_of(runtime.transport).letters.summaries(known(runtime))
 
 
-def depth(transport: Transitions, name: str) -> int:
+def depth(transport: Transport, name: str) -> int:
     """Return the number of dead letters in a queue. Reads none of them."""
     return broker_of(transport).letters.depth(name)
 
 
-def newest(transport: Transitions, name: str, limit: int) -> list[Letter]:
+def newest(transport: Transport, name: str, limit: int) -> list[Letter]:
     """Return the `limit` newest dead letters, the newest first."""
     with broker_of(transport).letters.open(name) as letters:
         return [Letter.of(raw) for raw in letters.newest(limit)]
 
 
-def found(transport: Transitions, name: str, given: Collection[str]) -> list[Letter]:
+def found(transport: Transport, name: str, given: Collection[str]) -> list[Letter]:
     """Return the dead letters of the tasks with these ids, or beginnings of ids, the newest first. Reads the whole queue, in pages.
 
     Raises `InputError` if an id matches no dead letter, or the dead letters of several tasks.
@@ -81,7 +82,7 @@ def found(transport: Transitions, name: str, given: Collection[str]) -> list[Let
     return [letter for letter in letters if letter.task_id in named.values()]
 
 
-def whole_ids(transport: Transitions, name: str, given: Collection[str]) -> frozenset[str]:
+def whole_ids(transport: Transport, name: str, given: Collection[str]) -> frozenset[str]:
     """Return the whole ids. Reads the queue only if an id is shortened. Raises as `found`."""
     short = [each for each in given if not is_whole(each)]
     looked_up = (letter.task_id for letter in found(transport, name, short)) if short else ()

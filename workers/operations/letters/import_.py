@@ -25,7 +25,6 @@ from redelivery.middleware.brokers.errors import BROKER_ERRORS
 from redelivery.middleware.ports import Answer
 from redelivery.settings import names
 
-from ...brokers.broker import broker_of
 from ...brokers.rabbitmq.deaths import deaths_in
 from . import dead_letters
 from .walk import BATCH, UNSURE, Walked
@@ -59,12 +58,7 @@ class Import(Walked):
 
 
 def import_letters(
-    runtime: Runtime,
-    name: str,
-    *,
-    dry_run: bool = False,
-    limit: int | None = None,
-    on_progress: Callable[[Import], None] = lambda _: None,
+    runtime: Runtime, name: str, *, dry_run: bool, limit: int | None, on_progress: Callable[[Import], None]
 ) -> Import:
     """Import the dead letters in this queue (see `require_source`), at most `limit`, the oldest first.
 
@@ -92,7 +86,7 @@ def require_source(runtime: Runtime, name: str) -> None:
     if name in runtime.app.amqp.queues and name not in dead_letters.known(runtime):
         msg = f"{name!r} is a queue of the app, and its messages are not dead: name the queue behind the dead-letter exchange"
         raise InputError(msg)
-    if not broker_of(runtime.transport).letters.has_queue(name):
+    if not runtime.transport.has_queue(name):
         msg = f"there is no queue {name!r} on the broker: name the queue that is bound to the dead-letter exchange"
         raise InputError(msg)
 
@@ -107,14 +101,9 @@ def _batches(found: AmqpDeathList, result: Import, limit: int | None) -> Iterato
             continue
         result.matched += 1
         batch.append(death)
-        if len(batch) >= BATCH or _is_full(result, limit):
+        if len(batch) >= BATCH or result.is_full(limit):
             yield batch
             batch = []
-            if _is_full(result, limit):
+            if result.is_full(limit):
                 return
     yield batch
-
-
-def _is_full(result: Import, limit: int | None) -> bool:
-    """Whether the limit is reached. A dead letter in doubt does not count."""
-    return limit is not None and result.matched - result.left[UNSURE] >= limit

@@ -24,10 +24,10 @@ from . import dead_letters
 if TYPE_CHECKING:
     from celery import Celery
 
-    from ...ports import Transitions
+    from redelivery.middleware.ports import Transport
 
 
-def why_it_runs(transport: Transitions, queue: str) -> str | None:
+def why_it_runs(transport: Transport, queue: str) -> str | None:
     """Return why a dead letter in this queue would run; None if it stays dead."""
     app, letters = transport.app, broker_of(transport).letters
     if app is not None and queue in app.amqp.queues:
@@ -38,14 +38,14 @@ def why_it_runs(transport: Transitions, queue: str) -> str | None:
         return None
     elif app is not None and queue in set(named_by(app)):
         why = "is a queue that the app sends tasks to"
-    elif transport.registry is not None and letters.has_queue(queue):
+    elif transport.registry is not None and transport.has_queue(queue):
         why = "is a queue already, and no dead-letter queue"
     else:
         return None
     return None if app is not None and _is_handled(app, queue) else why
 
 
-def require_rest(transport: Transitions, queue: str) -> None:
+def require_rest(transport: Transport, queue: str) -> None:
     """Raise `InputError` if no message may be sent to this queue, or if dead letters in it would run."""
     required(transport, queue)
     why = why_it_runs(transport, queue)

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from redelivery.middleware.messages.events import Event
+    from redelivery.middleware.ports import Transport
 
     from ...letters import Letter
-    from ...ports import Transitions
     from .filter import Filter
 
 
@@ -43,7 +43,7 @@ class Move(Walked):
 
 
 def move(
-    transport: Transitions,
+    transport: Transport,
     name: str,
     target: str,
     chosen: Filter,
@@ -67,7 +67,7 @@ def move(
     context = context or WalkContext()
     homes, store = Homes(transport, name), context.letters or broker_of(transport).letters
 
-    walk = Walk(
+    Walk(
         letters=store,
         transport=transport,
         chosen=chosen,
@@ -79,8 +79,7 @@ def move(
         limit=limit,
         rate=rate,
         context=context,
-    )
-    walk.run()
+    ).run()
     return result
 
 

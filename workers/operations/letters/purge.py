@@ -22,10 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from redelivery.middleware.messages.events import Event
-    from redelivery.middleware.ports import Answer
+    from redelivery.middleware.ports import Answer, Transport
 
     from ...letters import Letter
-    from ...ports import Transitions
     from .filter import Filter
 
 
@@ -40,12 +39,11 @@ class Purge(Walked):
 
     def to_dict(self) -> dict[str, Any]:
         """The values for JSON, with `moved` renamed to `purged`."""
-        facts = Walked.to_dict(self)
-        return {"purged" if name == "moved" else name: value for name, value in facts.items()}
+        return {"purged" if name == "moved" else name: value for name, value in Walked.to_dict(self).items()}
 
 
 def purge(
-    transport: Transitions,
+    transport: Transport,
     name: str,
     chosen: Filter,
     *,
@@ -70,7 +68,7 @@ def purge(
             result.files.append(archive(letters, archive_to, name, now_ms=transport.now_ms(), why=Reason.OPERATOR))
         return store.purge_many(name, [(each.raw, purged(each, name, Reason.OPERATOR, actor)) for each in letters])
 
-    walk = Walk(
+    Walk(
         letters=store,
         transport=transport,
         chosen=chosen,
@@ -82,8 +80,7 @@ def purge(
         limit=limit,
         rate=rate,
         context=context,
-    )
-    walk.run()
+    ).run()
     return result
 
 

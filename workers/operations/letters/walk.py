@@ -22,7 +22,9 @@ from ...letters import Letter
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from ...ports import DelayStore, LetterStore, Transitions
+    from redelivery.middleware.ports import Transport
+
+    from ...ports import DelayStore, LetterStore
     from .filter import Filter
 
 #: The maximum number of letters that are moved in one round trip.
@@ -63,10 +65,13 @@ class Walked:
     gone: int = 0
     left: Counter[str] = field(default_factory=Counter)
 
+    def is_full(self, limit: int | None) -> bool:
+        """Whether the limit is reached. A dead letter in doubt (`UNSURE`) does not count."""
+        return limit is not None and self.matched - self.left[UNSURE] >= limit
+
     def to_dict(self) -> dict[str, Any]:
         """The values for JSON."""
-        facts = {each.name: getattr(self, each.name) for each in fields(self)}
-        return {name: dict(value) if isinstance(value, Counter) else value for name, value in facts.items()}
+        return {each.name: getattr(self, each.name) for each in fields(self)}
 
     def cut_short(self, exc: BaseException) -> BrokerError:
         """Return the error to raise for a broker's error. Its text says how many letters had been moved."""
@@ -116,7 +121,7 @@ class Walk(Generic[Job]):
     """
 
     letters: LetterStore
-    transport: Transitions
+    transport: Transport
     chosen: Filter
     result: Walked
     prepare: Callable[[Letter], Job]
@@ -151,26 +156,22 @@ class Walk(Generic[Job]):
             for page in letters.pages(self._gone):
                 self._take(page)
                 self.on_progress(self.result)
-                if self._is_full():
+                if self.result.is_full(self.limit):
                     return
 
     def _gone(self) -> int:
         """How many letters have left the queue."""
         return 0 if self.result.dry_run else self.result.moved + self.result.gone
 
-    def _is_full(self) -> bool:
-        """Whether the limit is reached. A dead letter in doubt (`UNSURE`) does not count."""
-        return self.limit is not None and self.result.matched - self.result.left[UNSURE] >= self.limit
-
     def _take(self, raws: list[bytes]) -> None:
         """Carry out the jobs of the letters that the filter chooses."""
         batch: list[Job] = []
         size = BATCH if self.rate is None else max(1, min(int(self.rate * BEAT), BATCH))
         for raw in raws:
-            if self._is_full():
+            if self.result.is_full(self.limit):
                 self._send(batch)
                 batch = []
-                if self._is_full():
+                if self.result.is_full(self.limit):
                     return
             self.result.looked_at += 1
             job = self._chosen(raw)
@@ -227,7 +228,7 @@ class Walk(Generic[Job]):
                 raise answer
 
 
-def letters_of(transport: Transitions, name: str) -> Iterator[Letter]:
+def letters_of(transport: Transport, name: str) -> Iterator[Letter]:
     """Yield the dead letters that are in the queue at the beginning, the oldest first. Changes nothing."""
     with broker_of(transport).letters.open(name) as letters:
         for page in letters.pages():

@@ -25,11 +25,7 @@ KEPT = 60
 #: Entries of one round trip, and the maximum of round trips in one call.
 PAGE, PAGES = 1000, 5
 #: What is counted, and from which outcomes.
-KINDS = {
-    "succeeded": frozenset({Outcome.SUCCEEDED}),
-    "retried": frozenset({Outcome.REDELIVERY_SCHEDULED}),
-    "died": DIED,
-}
+KINDS = {"succeeded": frozenset({Outcome.SUCCEEDED}), "retried": frozenset({Outcome.REDELIVERY_SCHEDULED}), "died": DIED}
 _KIND = {str(outcome).encode(): kind for kind, outcomes in KINDS.items() for outcome in outcomes}
 
 

@@ -31,7 +31,6 @@ TIMEOUT, MAX_SECONDS = 10.0, 60.0
 LIMIT = 16
 #: Seconds between two checks for connections whose time is over.
 CHECK_EVERY = 0.5
-PLAIN = "text/plain; charset=utf-8"
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -43,23 +42,23 @@ class _Handler(BaseHTTPRequestHandler):
         """Answer with the page; for another path with 404."""
         self.server.heard(self.connection)
         if self.path.partition("?")[0] != PATH:
-            self._answer(HTTPStatus.NOT_FOUND, f"The metrics are at {PATH}.\n", PLAIN)
+            self._answer(HTTPStatus.NOT_FOUND, f"The metrics are at {PATH}.\n")
             return
         try:
             page, content_type = self.server.page(self.headers.get("Accept", ""))
         except (RedeliveryError, *BROKER_ERRORS) as exc:
             log.warning("metrics.not_seen", error=str(exc))
-            self._answer(HTTPStatus.SERVICE_UNAVAILABLE, f"The broker does not answer: {type(exc).__name__}.\n", PLAIN)
+            self._answer(HTTPStatus.SERVICE_UNAVAILABLE, f"The broker does not answer: {type(exc).__name__}.\n")
         except Exception:  # noqa: BLE001 - the next request may be answered
             log.exception("metrics.failed")
-            self._answer(HTTPStatus.INTERNAL_SERVER_ERROR, "An error in redelivery: see its log.\n", PLAIN)
+            self._answer(HTTPStatus.INTERNAL_SERVER_ERROR, "An error in redelivery: see its log.\n")
         else:
             self._send(HTTPStatus.OK, page, content_type)
 
     do_HEAD = do_GET  # noqa: N815 - the name of the base class
 
-    def _answer(self, status: HTTPStatus, text: str, content_type: str) -> None:
-        self._send(status, text.encode("utf-8", "replace"), content_type)
+    def _answer(self, status: HTTPStatus, text: str) -> None:
+        self._send(status, text.encode("utf-8", "replace"), "text/plain; charset=utf-8")
 
     def _send(self, status: HTTPStatus, body: bytes, content_type: str) -> None:
         self.send_response(status)

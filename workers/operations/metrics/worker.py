@@ -38,10 +38,7 @@ class WorkerMetrics:
         self.registry = CollectorRegistry()
         self._ends, self._runs = Series(tasks, most), Series(tasks, MAX_TIMED)
         self._outcomes = Counter(
-            OUTCOMES,
-            WORKER_METRICS[OUTCOMES][1],
-            ["queue", "task", "outcome", "reason"],
-            registry=self.registry,
+            OUTCOMES, WORKER_METRICS[OUTCOMES][1], ["queue", "task", "outcome", "reason"], registry=self.registry
         )
         self._run_times = Histogram(
             RUN_TIMES, WORKER_METRICS[RUN_TIMES][1], ["queue", "task"], buckets=BUCKETS, registry=self.registry

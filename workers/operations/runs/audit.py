@@ -26,7 +26,9 @@ from ...brokers.broker import broker_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from ...ports import Record, Transitions
+    from redelivery.middleware.ports import Transport
+
+    from ...ports import Record
     from ..letters.filter import Filter
     from ..letters.walk import Walked
 
@@ -48,11 +50,6 @@ class Act(StrEnum):
     IMPORT = "import"
     LOOK = "look"
     LEAVE = "leave"
-
-    @classmethod
-    def of(cls, kind: StrEnum) -> Self:
-        """The act for an operation's kind."""
-        return cls(kind.value)
 
 
 class Acted(StrEnum):
@@ -172,12 +169,12 @@ def acted(
     return json.dumps({name: value for name, value in said.items() if value or name in needed})
 
 
-def record(transport: Transitions, said: str) -> None:
+def record(transport: Transport, said: str) -> None:
     """Store a record (see `acted`) of an act without an operation."""
     broker_of(transport).audit.record(said)
 
 
-def entries(transport: Transitions, limit: int, *, actor: str = "", operation: str = "") -> list[Entry]:
+def entries(transport: Transport, limit: int, *, actor: str = "", operation: str = "") -> list[Entry]:
     """Return the newest records, the newest first, of this actor and operation if given."""
     store = broker_of(transport).audit
     kept = store.records(MAX_READ if actor or operation else limit)
@@ -197,15 +194,15 @@ def os_user() -> str:
 
 @contextmanager
 def recording(
-    transport: Transitions,
+    transport: Transport,
     act: Act,
     queue: str,
     *,
     actor: str,
-    why: str = "",
+    why: str,
     chosen: Filter | None = None,
     options: Mapping[str, Any] | None = None,
-    dry_run: bool = False,
+    dry_run: bool,
     only_changes: bool = False,
 ) -> Iterator[dict[str, Any]]:
     """Record that an act was begun, and after the block how it ended. The block puts the result into the dictionary.

@@ -56,8 +56,9 @@ def _row(name: str, record: Record) -> dict[str, Any]:
     """Return a record as a row: the fields that `redelivery audit --json` prints, and fields that a later version has recorded."""
     about = {"log": name, "record_id": record.record_id, "at_ms": record.at_ms}
     try:
-        entry = Entry.of(record)
-        row = {**about, "unreadable": record.said} if entry is None else {**json.loads(record.said), **entry.to_dict(), **about}
+        said = json.loads(record.said)
+        entry = Entry.from_values(said, record.record_id, record.at_ms, record.moved)
+        row = {**about, "unreadable": record.said} if entry is None else {**said, **entry.to_dict(), **about}
         json.dumps(row)
     except (ValueError, RecursionError):  # any client may have written it; it must not prevent the export of other records
         return {**about, "unreadable": record.said}

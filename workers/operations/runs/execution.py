@@ -243,8 +243,8 @@ class Execution:
         self._report()
         result = {name: progress[name] for name in ("total", "matched", "gone", "left", "died_again") if progress.get(name)}
         record = acted(
-            Act.of(operation.kind),
-            Acted(state.value),
+            Act(operation.kind),
+            Acted(state),
             operation.queue,
             actor=operation.actor,
             operation=self._id,

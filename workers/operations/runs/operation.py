@@ -40,10 +40,11 @@ from .audit import Act, Acted, acted
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from redelivery.middleware.ports import Transport
     from redelivery.middleware.runtime import Runtime
 
     from ...brokers.redis.operations import RedisOperationStore
-    from ...ports import StoredOperation, Transitions
+    from ...ports import StoredOperation
     from ..letters.redrive.fates import Fates
 
 #: The error text for a broker that keeps no operations.
@@ -222,14 +223,7 @@ class Operation:
     def to_dict(self) -> dict[str, Any]:
         """The values for JSON. `filter` and `options` have only what is set."""
         found = {each.name: getattr(self, each.name) for each in fields(self)}
-        return {
-            **found,
-            "filter": self.filter.to_dict(),
-            "options": self.options.to_dict(),
-            "left": dict(self.left),
-            "by_target": dict(self.by_target),
-            "deaths": [dict(each) for each in self.deaths],
-        }
+        return {**found, "filter": self.filter.to_dict(), "options": self.options.to_dict(), "deaths": list(self.deaths)}
 
     @classmethod
     def of(cls, stored: StoredOperation) -> Self:
@@ -305,7 +299,7 @@ def _progress(text: str) -> dict[str, Any]:
     }
 
 
-def store_of(transport: Transitions) -> RedisOperationStore:
+def store_of(transport: Transport) -> RedisOperationStore:
     """Return the broker's store of operations. Raises `BrokerError` if the broker keeps none."""
     store = broker_of(transport).operations
     if store is None:
@@ -313,7 +307,7 @@ def store_of(transport: Transitions) -> RedisOperationStore:
     return store
 
 
-def is_kept(transport: Transitions) -> bool:
+def is_kept(transport: Transport) -> bool:
     """Whether the broker keeps operations."""
     return Capability.LEASES in transport.capabilities
 
@@ -332,7 +326,7 @@ def begin(
     operation_id, who, reason, words = str(uuid.uuid4()), actor[:MAX_ACTOR], why[:MAX_WHY], wanted.whole()
     about = {"kind": kind, "queue": queue, "filter": chosen.to_dict(), "options": words, "actor": who, "why": reason}
     record = acted(
-        Act.of(kind), Acted.BEGUN, queue, actor=who, why=reason, operation=operation_id, chosen=chosen, options=wanted.to_dict()
+        Act(kind), Acted.BEGUN, queue, actor=who, why=reason, operation=operation_id, chosen=chosen, options=wanted.to_dict()
     )
     return Operation.of(store.begin(operation_id, json.dumps(about), record))
 
@@ -444,7 +438,7 @@ def _turn(runtime: Runtime, given: str, state: State, actor: str, why: str) -> O
     done = _DONE[state]
     store, operation = store_of(runtime.transport), found(runtime, given)
     who, reason = actor[:MAX_ACTOR], why[:MAX_WHY]
-    record = acted(Act.of(operation.kind), done, operation.queue, actor=who, why=reason, operation=operation.id)
+    record = acted(Act(operation.kind), done, operation.queue, actor=who, why=reason, operation=operation.id)
     message = f"{done} by {who}{': ' if reason else ''}{reason}"
     answer = store.turn(operation.id, state, states=ALLOWED[state], message=message, record=record, has_ended=state in ENDED)
     now = found(runtime, operation.id)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from redelivery.errors import InputError
@@ -42,8 +42,6 @@ class Preview:
     rows of a listing, without texts if the settings say `redact`.
     """
 
-    kind: Kind
-    queue: str
     total: int = 0
     matched: int = 0
     moved: int = 0
@@ -53,12 +51,6 @@ class Preview:
     by_target: Counter[str] = field(default_factory=Counter)
     causes: list[Cause] = field(default_factory=list)
     examples: list[dict[str, Any]] = field(default_factory=list)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The values for JSON, the most frequent first."""
-        found = {each.name: getattr(self, each.name) for each in fields(self)}
-        counts = {name: dict(value.most_common()) for name, value in found.items() if isinstance(value, Counter)}
-        return {**found, **counts, "causes": [each.to_dict() for each in self.causes]}
 
 
 def preview(
@@ -76,7 +68,7 @@ def preview(
     """
     wanted = options or Options()
     check(runtime, kind, queue, chosen, wanted)
-    result, causes = Preview(kind=kind, queue=queue), Causes(most=MAX_CAUSES)
+    result, causes = Preview(), Causes(most=MAX_CAUSES)
 
     def on_chosen(each: Letter) -> None:
         letter = seen(runtime, each)

@@ -19,12 +19,13 @@ from ..telling import tell
 from .audit import Act, Acted, acted, record
 
 if TYPE_CHECKING:
+    from redelivery.middleware.ports import Transport
+
     from ...letters import Letter
-    from ...ports import Transitions
     from ..letters.redrive.redrive import Edit
 
 
-def redrive_one(transport: Transitions, name: str, letter: Letter, *, actor: str, why: str = "", edit: Edit | None = None) -> str:
+def redrive_one(transport: Transport, name: str, letter: Letter, *, actor: str, why: str, edit: Edit | None) -> str:
     """Redrive a dead letter, and return its new queue. Raises `InputError` if it has left, `RedriveError` if it must stay."""
     if Capability.BROWSE_LETTERS_UNMARKED in transport.capabilities:
         move = returned(letter, Homes(transport, name), edit, actor)

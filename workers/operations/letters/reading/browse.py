@@ -17,7 +17,8 @@ from ....brokers.broker import broker_of
 from ....letters import Letter, may_be
 
 if TYPE_CHECKING:
-    from ....ports import Transitions
+    from redelivery.middleware.ports import Transport
+
     from ..filter import Filter
 
 #: Letters of the first round trip, and the maximum of later ones.
@@ -43,7 +44,7 @@ class Browsed:
 
 
 def browsed(
-    transport: Transitions,
+    transport: Transport,
     name: str,
     chosen: Filter,
     *,
@@ -77,7 +78,7 @@ def browsed(
         size = min(size * 4, LIMIT)
 
 
-def at_place(transport: Transitions, name: str, task_id: str, place: int | None) -> list[tuple[int, Letter]]:
+def at_place(transport: Transport, name: str, task_id: str, place: int | None) -> list[tuple[int, Letter]]:
     """Return the letters of a task near this place, the nearest first; empty if they have left."""
     if place is None:
         return []
@@ -86,7 +87,7 @@ def at_place(transport: Transitions, name: str, task_id: str, place: int | None)
     return sorted((each for each in near if each[1].task_id == task_id), key=lambda each: abs(each[0] - place))
 
 
-def looked(transport: Transitions, name: str, most: int) -> Browsed:
+def looked(transport: Transport, name: str, most: int) -> Browsed:
     """Return the `most` oldest letters of a queue. They are given back to the broker, which marks them as delivered before."""
     found: list[tuple[int, Letter]] = []
     with broker_of(transport).letters.open(name) as letters:

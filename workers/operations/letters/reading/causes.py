@@ -16,8 +16,9 @@ from ..walk import letters_of
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from redelivery.middleware.ports import Transport
+
     from ....letters import Letter
-    from ....ports import Transitions
 
 #: Milliseconds.
 MINUTE = 60_000
@@ -60,8 +61,7 @@ class Cause:
 
     def to_dict(self) -> dict[str, Any]:
         """The values for JSON, without the place, which changes when a letter leaves the queue."""
-        facts = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "place"}
-        return {name: dict(value) if isinstance(value, Counter) else value for name, value in facts.items()}
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.name != "place"}
 
 
 class Causes:
@@ -108,7 +108,7 @@ def _key(letter: Letter) -> tuple[str, str]:
     return fingerprint, "" if fingerprint else letter.known_reason
 
 
-def causes(transport: Transitions, names: Iterable[str], *, redact: bool = False) -> list[Cause]:
+def causes(transport: Transport, names: Iterable[str], *, redact: bool = False) -> list[Cause]:
     """Return the causes in these dead-letter queues, in the order of `Causes.ranked`."""
     found = Causes(redact=redact)
     for name in names:

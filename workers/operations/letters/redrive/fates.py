@@ -21,7 +21,7 @@ from ....ports import Life
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from ....ports import Transitions
+    from redelivery.middleware.ports import Transport
 
 #: Outcomes that count as died again.
 DIED = frozenset({Outcome.DEAD_LETTERED, Outcome.DISCARDED, Outcome.EXPIRED})
@@ -82,7 +82,7 @@ def _life(event: Event) -> Life:
 
 
 @contextmanager
-def watched(transport: Transitions, name: str, *, since_ms: int | None = None) -> Iterator[Fates]:
+def watched(transport: Transport, name: str, *, since_ms: int | None = None) -> Iterator[Fates]:
     """Follow the letters of a dead-letter queue from now on, or from `since_ms` (the broker's time) if the log can be read back.
 
     `since_ms` lets a process continue another process's redrive.

@@ -28,10 +28,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from redelivery.middleware.messages.events import Event
-    from redelivery.middleware.ports import Answer
+    from redelivery.middleware.ports import Answer, Transport
 
     from ....letters import Letter
-    from ....ports import Transitions
     from ..filter import Filter
     from .guard import Guard
 
@@ -78,7 +77,7 @@ class Edit:
 
 
 def redrive(
-    transport: Transitions,
+    transport: Transport,
     name: str,
     chosen: Filter,
     *,
@@ -156,7 +155,7 @@ class Moved:
     prepared_ns: int = field(default_factory=time.time_ns)
 
 
-def returned(letter: Letter, homes: Homes, edit: Edit | None = None, actor: str | None = None) -> Moved:
+def returned(letter: Letter, homes: Homes, edit: Edit | None, actor: str | None) -> Moved:
     """Prepare a letter for the redrive. Raises `RedriveError`, whose text is the reason why the letter stays."""
     if not letter.is_message:
         msg = "its bytes were never a message"
