@@ -37,12 +37,7 @@ class Context:
     """The `ctx.obj` of commands. `name` is the app's name as the user wrote it; `app` is None if the user named no app."""
 
     def __init__(
-        self,
-        name: str | None = None,
-        app: Celery | None = None,
-        *,
-        as_json: bool = False,
-        with_tasks: bool = False,
+        self, name: str | None = None, app: Celery | None = None, *, as_json: bool = False, with_tasks: bool = False
     ) -> None:
         self.name = name
         self.as_json = as_json

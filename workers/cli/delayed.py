@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -25,9 +24,9 @@ from ..operations.words.numbers import counted, moment, span
 from .context import Context, json_option, pass_context
 from .dlq import letters
 from .dlq.choosing import require_tasks
-from .ops.acting import NEEDS_YES, acting, detaching, is_terminal
+from .ops.acting import NEEDS_YES, acting, detaching, is_confirmed, is_terminal
 from .ops.ops import tell_begun
-from .terminal.options import SECONDS
+from .terminal.options import SECONDS, milliseconds_of
 from .terminal.output import Column, facts, lines, print_json, say, table
 
 if TYPE_CHECKING:
@@ -233,10 +232,7 @@ def _is_agreed(context: Context, queue: str, chosen: Filter, limit: int | None) 
     if not is_terminal():
         raise click.UsageError(NEEDS_YES)
     expected = cancel_waiting(context.runtime, queue, chosen, dry_run=True, limit=limit)
-    if click.confirm(f"Cancel {expected.moved} of {counted(expected.total, 'message', 'messages')} that are delayed?", err=True):
-        return True
-    say("Nothing was changed.", err=True)
-    return False
+    return is_confirmed(f"Cancel {expected.moved} of {counted(expected.total, 'message', 'messages')} that are delayed?")
 
 
 @delayed.command()
@@ -261,15 +257,7 @@ def promote(context: Context, task_ids: Sequence[str], *, dry_run: bool, actor: 
 @json_option
 @pass_context
 def reschedule(
-    context: Context,
-    /,
-    task_ids: Sequence[str],
-    *,
-    after: float | None,
-    moment_: str | None,
-    dry_run: bool,
-    actor: str,
-    why: str,
+    context: Context, /, task_ids: Sequence[str], *, after: float | None, moment_: str | None, dry_run: bool, actor: str, why: str
 ) -> None:
     """Give messages another due time, and change nothing else. On RabbitMQ it is rounded up to whole seconds."""
     if (after is None) == (moment_ is None):
@@ -283,8 +271,7 @@ def reschedule(
 
 def _moment(text: str) -> int:
     try:
-        read = datetime.fromisoformat(text)
-        ms = round((read if read.tzinfo is not None else read.replace(tzinfo=UTC)).astimezone(UTC).timestamp() * 1000)
+        ms = milliseconds_of(text)
     except (ValueError, OverflowError):
         ms = -1
     if ms < 0:  # a time before 1970 is a typing error, such as 0026 for 2026

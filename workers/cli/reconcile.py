@@ -27,7 +27,7 @@ from redelivery.display import harmless
 from redelivery.errors import InputError, RedeliveryError
 
 from ..reconciliation.report.wording import counted, lives_told
-from .terminal.options import PLACE, at_least
+from .terminal.options import PLACE, Read, at_least, milliseconds_of
 from .terminal.output import tell_error, usage_message, while_read
 from .terminal.screen import screen_width
 
@@ -53,25 +53,15 @@ _NULL_HANDLER = logging.NullHandler()
 _UPDATE_INTERVAL = 0.2
 
 
-class Moment(click.ParamType[int]):
-    """A time: ISO 8601 (UTC if it names no zone), or milliseconds since the epoch."""
-
-    name = "time"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """The time in milliseconds since the epoch."""
-        if isinstance(value, int):
-            return value
-        try:
-            read = int(value) if value.isdecimal() else _milliseconds(datetime.fromisoformat(value))
-            datetime.fromtimestamp(read / 1000, UTC)
-        except (ValueError, OverflowError, OSError):
-            self.fail(f"{value!r} is not a time: write 2026-01-31T12:00:00Z, or milliseconds since the epoch", param, ctx)
-        return read
-
-
-def _milliseconds(moment: datetime) -> int:
-    return round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
+def _moment(text: str) -> int:
+    """Milliseconds since the epoch, of a time that is written like that or as ISO 8601 (UTC if it names no zone)."""
+    try:
+        read = int(text) if text.isdecimal() else milliseconds_of(text)
+        datetime.fromtimestamp(read / 1000, UTC)
+    except (ValueError, OverflowError, OSError):
+        msg = f"{text!r} is not a time: write 2026-01-31T12:00:00Z, or milliseconds since the epoch"
+        raise InputError(msg) from None
+    return read
 
 
 class _Standalone(click.Command):
@@ -106,7 +96,9 @@ class _Standalone(click.Command):
     "--output", type=PLACE, required=True, metavar="URI", help="Folder for the report, tables and summary.json. It is replaced."
 )
 @click.option("--state", type=PLACE, metavar="URI", help="Folder that carries open lives from one run to the next.")
-@click.option("--as-of", "as_of_ms", type=Moment(), help="Count ages up to this time.  [default: when the inventory was taken]")
+@click.option(
+    "--as-of", "as_of_ms", type=Read("time", _moment), help="Count ages up to this time.  [default: when the inventory was taken]"
+)
 @click.option(
     "--grace",
     type=at_least(0),

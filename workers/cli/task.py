@@ -72,7 +72,7 @@ def show(context: Context, task_id: str, scan: int, uri: str | None) -> None:
                 "places": [_place_json(place) for place in life.places],
                 "policy": {} if found is None else _policy(found, life.queue),
                 "cut": life.cut,
-            },
+            }
         )
         return
     click.echo(_text(life, found, now))

@@ -53,7 +53,7 @@ def adopt(context: Context) -> None:
                 "tasks": [change.to_json() for change in found.changes],
                 "refused": list(found.refused),
                 "look_at": list(found.look_at),
-            },
+            }
         )
         return
     click.echo("\n".join(_lines(found, is_installed=context.is_installed)))

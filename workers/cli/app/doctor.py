@@ -63,7 +63,7 @@ def doctor(ctx: click.Context, context: Context, ignored: tuple[str, ...], timeo
                     "ignored": sorted({each.name for each in diagnosis.findings} & {*ignored}),
                     "not_known": [asdict(each) for each in diagnosis.not_known],
                     "workers": diagnosis.workers,
-                },
+                }
             )
         elif sys.stdout.isatty():
             click.echo("\n".join(_lines(diagnosis, found)))

@@ -12,7 +12,7 @@ from ...operations.adoption.leaving import leave as leave_
 from ...operations.runs.audit import Act, recording
 from ...operations.words.numbers import counted
 from ..context import Context, json_option, pass_context
-from ..ops.acting import NEEDS_YES, acting, is_terminal
+from ..ops.acting import NEEDS_YES, acting, is_confirmed, is_terminal
 from ..terminal.output import print_json, say
 from ..terminal.progress import Progress
 
@@ -35,16 +35,13 @@ def leave(context: Context, *, dry_run: bool, yes: bool, actor: str, why: str) -
     context.needs(Capability.LEASES, instead)  # report errors of the broker before asking the question
     if not (dry_run or yes or is_terminal()):
         raise click.UsageError(NEEDS_YES)
-    if not (dry_run or yes) and not click.confirm("Give all delayed messages back to plain Celery?", err=True):
-        say("Nothing was changed.", err=True)
+    if not (dry_run or yes) and not is_confirmed("Give all delayed messages back to plain Celery?"):
         return
     recorded = recording(context.transport, Act.LEAVE, "", actor=actor, why=why, dry_run=dry_run, only_changes=True)
     went = "would be handed back" if dry_run else "handed back"
     with recorded as result, Progress() as progress:
         done = leave_(
-            context.runtime,
-            dry_run=dry_run,
-            on_progress=lambda so_far: progress.say(f"{sum(so_far.handed_back.values())} {went}"),
+            context.runtime, dry_run=dry_run, on_progress=lambda so_far: progress.say(f"{sum(so_far.handed_back.values())} {went}")
         )
         result["moved"] = sum(done.handed_back.values())
     if context.as_json:

@@ -20,11 +20,7 @@ if TYPE_CHECKING:
     from redelivery.middleware.policy.options import Options
     from redelivery.settings import ResolvedPolicy
 
-SETTINGS = (
-    "setting",
-    Column("value", 1, 12),
-    Column("source", 2, 10),
-)
+SETTINGS = ("setting", Column("value", 1, 12), Column("source", 2, 10))
 
 
 @click.group()

@@ -86,13 +86,12 @@ def _row(event: Event) -> tuple[str, ...]:
     return moment(event.at_ms), event.outcome, event.task_id, event.task, event.queue, "  ".join(filter(None, more))
 
 
-def _keep_exporting(context: Context, uri: str, kind: str, every: float) -> int:
+def _keep_exporting(context: Context, uri: str, kind: Format, every: float) -> int:
     """Run an exporter until a signal arrives. Returns the exit code."""
     if every < 1:
         msg = "--every: give 1s or more"
         raise InputError(msg)
-    form: Format = "jsonl" if kind == "jsonl" else "parquet"
-    exporter = Exporter(context.outcomes, uri, audit=context.audit, every=every, format=form)
+    exporter = Exporter(context.outcomes, uri, audit=context.audit, every=every, format=kind)
 
     def start() -> None:
         exporter.start()
@@ -114,7 +113,7 @@ def _keep_exporting(context: Context, uri: str, kind: str, every: float) -> int:
 @json_option
 @pass_context
 @click.pass_context
-def export(ctx: click.Context, context: Context, given: str | None, kind: str, every: float | None) -> None:
+def export(ctx: click.Context, context: Context, given: str | None, kind: Format, every: float | None) -> None:
     """Move the events of the outcome log to files for `redelivery reconcile`. A gap in the log is noted beside them.
 
     The records of `redelivery audit` are copied to the same place, where the books do not read them.
@@ -128,7 +127,7 @@ def export(ctx: click.Context, context: Context, given: str | None, kind: str, e
         raise click.UsageError(msg)
     if every is not None:
         ctx.exit(_keep_exporting(context, uri, kind, every))
-    done = context.outcomes.export(uri, format="jsonl" if kind == "jsonl" else "parquet")
+    done = context.outcomes.export(uri, format=kind)
     acts = export_audit(context.audit, uri)
     if context.as_json:
         print_json({**asdict(done), "destination": scrubbed(uri), "audit": asdict(acts)})

@@ -25,7 +25,7 @@ from ...operations.runs.audit import Act, recording, result_of
 from ...operations.runs.operation import Kind, Options, begin
 from ...operations.words.numbers import counted
 from ..context import Context, json_option, pass_context
-from ..ops.acting import NEEDS_YES, acting, detaching, is_terminal
+from ..ops.acting import NEEDS_YES, acting, detaching, is_confirmed, is_terminal
 from ..ops.ops import tell_begun
 from ..terminal.options import PLACE, together
 from ..terminal.output import print_json, say
@@ -57,10 +57,7 @@ def is_agreed(options: dict[str, Any], expect: Callable[[], Walked], question: s
     said = question.format(f"{expected.moved} of {counted(expected.total, 'dead letter', 'dead letters')}")
     if isinstance(expected, Redrive) and expected.by_target:
         say(f"They would go to: {targets_of(expected)}.", err=True)
-    if click.confirm(said, err=True):
-        return True
-    say("Nothing was changed.", err=True)
-    return False
+    return is_confirmed(said)
 
 
 def targets_of(done: Redrive) -> str:
@@ -103,7 +100,7 @@ def purge_(
     On a terminal the command asks first, unless you name the dead letters with --id. Without a terminal it needs --yes or
     --id. With --detach a worker carries the purge out. It writes the archive in dead_letter_archive or below it.
     """
-    require_choice(options, dry_run=dry_run)
+    require_choice(options, all_by_default=dry_run)
     if not (dry_run or yes or options["task_ids"] or is_terminal()):
         raise click.UsageError(NEEDS_YES)
     transport = context.transport
@@ -162,7 +159,7 @@ def move_(
     dead-letter queue, this is a redrive to that queue. With --create it is refused, and so is a dead-letter queue whose messages
     workers run.
     """
-    require_choice(options, dry_run=dry_run)
+    require_choice(options, all_by_default=dry_run)
     transport, known = context.transport, dead_letters.known(context.runtime)
     dead_letters.required(context.runtime, name)
     if target == name:
@@ -170,14 +167,12 @@ def move_(
         raise InputError(msg)
     chosen = filter_of(transport, name, options)
     is_living = target not in known and not create
-    if is_living:
-        require_queue(context.runtime, target, instead="to make a new dead-letter queue, say --create")
-    else:
-        require_rest(transport, target)
     go: Callable[..., Walked]
     if is_living:
+        require_queue(context.runtime, target, instead="to make a new dead-letter queue, say --create")
         go = functools.partial(redrive, transport, name, chosen, limit=limit, edit=Edit(queue=target), actor=actor)
     else:
+        require_rest(transport, target)
         go = functools.partial(move, transport, name, target, chosen, limit=limit, actor=actor)
     question = f"Move {{}} of {safe(name)} to {safe(target)}?"
     if not is_agreed(options, functools.partial(go, dry_run=True), question, is_asked=not (dry_run or yes)):
@@ -186,9 +181,7 @@ def move_(
     if detach and not dry_run:
         tell_begun(context, begin(context.runtime, act, name, chosen, wanted, actor=actor, why=why))
         return
-    recorded = recording(
-        transport, Act.of(act), name, actor=actor, why=why, chosen=chosen, options=wanted.to_dict(), dry_run=dry_run
-    )
+    recorded = recording(transport, Act(act), name, actor=actor, why=why, chosen=chosen, options=wanted.to_dict(), dry_run=dry_run)
     with recorded as result:
         done = go(dry_run=dry_run)
         result.update(result_of(done))
@@ -197,7 +190,7 @@ def move_(
     if context.as_json:
         print_json(done.to_dict())
     else:
-        tell_walk(done, f"would move to {safe(target)}" if dry_run else f"moved to {safe(target)}")
+        tell_walk(done, f"{'would move' if dry_run else 'moved'} to {safe(target)}")
 
 
 def tell_walk(done: Walked, verb: str, *notes: str, cannot: str = "") -> None:

@@ -39,10 +39,10 @@ choosing = together(
 )
 
 
-def require_choice(options: dict[str, Any], *, dry_run: bool = False) -> None:
-    """Raise click's usage error without a filter and `--all`, or with both. A dry run without both means `--all`."""
-    filters = has_choice(options)
-    if dry_run and not filters:
+def require_choice(options: dict[str, Any], *, all_by_default: bool) -> None:
+    """Raise click's usage error with a filter and `--all`. Without both, it is an error too, or it means `--all`."""
+    filters = any(value not in (None, ()) for name, value in options.items() if name != "everything")
+    if all_by_default and not filters:
         options["everything"] = True
     if options["everything"] and filters:
         msg = "--all means every dead letter: leave it out, or leave the filters out"
@@ -50,11 +50,6 @@ def require_choice(options: dict[str, Any], *, dry_run: bool = False) -> None:
     if not options["everything"] and not filters:
         msg = "which dead letters? name them with --id, choose them with a filter (--reason, --task, …), or say --all"
         raise click.UsageError(msg)
-
-
-def has_choice(options: dict[str, Any]) -> bool:
-    """Whether the call has a filter."""
-    return any(value not in (None, ()) for name, value in options.items() if name != "everything")
 
 
 def require_found(context: Context, name: str, options: dict[str, Any]) -> None:

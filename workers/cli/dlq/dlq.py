@@ -27,7 +27,7 @@ from ..terminal.options import PLACE
 from ..terminal.output import Column, print_json, say, table
 from . import letters
 from .changes import move_, purge_
-from .choosing import choosing, has_choice, require_choice
+from .choosing import choosing, require_choice
 from .import_ import import_
 from .redrive import redrive_
 
@@ -146,9 +146,7 @@ def export(context: Context, /, name: str, *, uri: str | None, **options: Any) -
     """
     transport = context.transport
     dead_letters.required(context.runtime, name)
-    if not has_choice(options):
-        options["everything"] = True
-    require_choice(options)
+    require_choice(options, all_by_default=True)
     chosen = filter_of(transport, name, options)
     if uri is not None:
         done = export_letters(transport, name, uri, chosen)

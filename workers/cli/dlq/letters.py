@@ -30,18 +30,8 @@ LETTERS = (
     Column("died", leaves=1),
     Column("exception", 3, 20),
 )
-ATTEMPTS = (
-    "when",
-    Column("worker", 2, leaves=1),
-    Column("then waited", leaves=2),
-    Column("exception", 3, 20),
-)
-DEATHS = (
-    "last",
-    Column("queue", 2, 12, keeps_end=True),
-    Column("reason", 3, 9, is_coloured=True),
-    "times",
-)
+ATTEMPTS = ("when", Column("worker", 2, leaves=1), Column("then waited", leaves=2), Column("exception", 3, 20))
+DEATHS = ("last", Column("queue", 2, 12, keeps_end=True), Column("reason", 3, 9, is_coloured=True), "times")
 #: The maximum number of characters of one value as text. JSON has all of them.
 MAX_SHOWN = 4096
 
@@ -84,7 +74,7 @@ def as_text(letter: Letter, *, redact: bool) -> str:
                 "unreadable": ", ".join(letter.unreadable),
                 "fingerprint": letter.failure.get("fingerprint"),
                 "bytes": len(letter.raw),
-            },
+            }
         ),
         "arguments\n" + lines(arguments(letter, redact=redact)),
     ]
@@ -110,12 +100,7 @@ def _first(death: Mapping[str, Any] | None) -> str:
 
 
 def _death(each: Mapping[str, Any]) -> tuple[str, ...]:
-    return (
-        moment(each.get("last")),
-        _text(each.get("queue")),
-        _text(each.get("reason")),
-        _text(each.get("count")),
-    )
+    return (moment(each.get("last")), _text(each.get("queue")), _text(each.get("reason")), _text(each.get("count")))
 
 
 def arguments(letter: Letter, *, redact: bool) -> str:

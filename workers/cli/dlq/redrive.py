@@ -37,7 +37,7 @@ from .choosing import choosing, require_choice, require_found
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from ...ports import Transitions
+    from redelivery.middleware.ports import Transport
 
 
 def edit_of(file: IO[str] | None, task_ids: Sequence[str], queue: str | None) -> Edit | None:
@@ -126,7 +126,7 @@ def redrive_(
     On RabbitMQ a dead letter goes back to the exchange and routing key of its first publication if the app declares them; with
     --to, to that queue. The command looks at the dead letters that stay, too: `dlq show --help` says what that costs.
     """
-    require_choice(options, dry_run=dry_run)
+    require_choice(options, all_by_default=dry_run)
     wanted = Options(
         to=queue,
         create=create,
@@ -174,7 +174,7 @@ def redrive_(
         raise RedriveError(msg)
 
 
-def _edited(transport: Transitions, name: str, edit: Edit | None, task_ids: Collection[str]) -> dict[str, Any]:
+def _edited(transport: Transport, name: str, edit: Edit | None, task_ids: Collection[str]) -> dict[str, Any]:
     """The fields of a dead letter that the operator changed, for the audit."""
     if edit is None or edit == Edit(queue=edit.queue):
         return {}

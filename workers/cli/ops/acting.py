@@ -9,6 +9,7 @@ import click
 
 from ...operations.runs.audit import os_user
 from ..terminal.options import together
+from ..terminal.output import say
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,6 +21,14 @@ NEEDS_YES = "this cannot be undone, and there is no terminal to ask on: say --ye
 def is_terminal() -> bool:
     """Whether the command can ask a person."""
     return sys.stdin is not None and sys.stdin.isatty()
+
+
+def is_confirmed(question: str) -> bool:
+    """Ask a person at the terminal."""
+    agreed = click.confirm(question, err=True)
+    if not agreed:
+        say("Nothing was changed.", err=True)
+    return agreed
 
 
 #: The options `--as` and `--why`.

@@ -48,11 +48,7 @@ EVENTS = (
 @click.option("--letters", is_flag=True, help="List single messages instead, from the newest events of the outcome log.")
 @click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="At most this many, the newest first.")
 @click.option(
-    "--scan",
-    type=click.IntRange(1),
-    default=100_000,
-    show_default=True,
-    help="Look at about this many exported records or events.",
+    "--scan", type=click.IntRange(1), default=100_000, show_default=True, help="Look at about this many exported records or events."
 )
 @exported_option("records")
 @json_option
@@ -65,18 +61,24 @@ def audit(context: Context, *, actor: str, operation: str, letters: bool, limit:
     the newest of these, `task show` those of one task.
     """
     if letters:
-        _tell_events(context, actor, limit, scan, uri)
-        return
-    context.transport  # noqa: B018 - raises if the broker does not answer
-    found = told(context.runtime, limit, actor=actor, operation=operation, outcomes=uri, most=scan)
+        found = acts(context.runtime, limit, actor=actor, outcomes=uri, most=scan)
+        rows: list[tuple[object, ...]] = [
+            (moment(each.at_ms), each.actor, each.outcome, each.task_id, each.task, each.queue) for each in found.events
+        ]
+        nothing = "No event in the outcome log has an actor."
+    else:
+        context.transport  # noqa: B018 - raises if the broker does not answer
+        found = told(context.runtime, limit, actor=actor, operation=operation, outcomes=uri, most=scan)
+        rows = [_row(each) for each in found.entries]
+        nothing = "There are no records. `redelivery audit --letters` lists the messages that operators changed."
     for note in found.notes:
         say(safe(note), err=True)
     if context.as_json:
-        print_json([each.to_dict() for each in found.entries])
-    elif not found.entries:
-        say("There are no records. `redelivery audit --letters` lists the messages that operators changed.")
+        print_json([each.to_dict() for each in found.entries] or [each.to_dict() for each in found.events])
+    elif not rows:
+        say(nothing)
     else:
-        click.echo(table(list(map(_row, found.entries)), ENTRIES))
+        click.echo(table(rows, EVENTS if letters else ENTRIES))
 
 
 def _row(each: Entry) -> tuple[str, ...]:
@@ -84,16 +86,3 @@ def _row(each: Entry) -> tuple[str, ...]:
     on += f"; edited {', '.join(each.edited)}" if each.edited else ""
     result = each.message or in_words(each.result)
     return moment(each.at_ms), each.actor, f"{each.act} {each.acted}", each.queue, each.operation, on, result, each.why
-
-
-def _tell_events(context: Context, actor: str, limit: int, scan: int, uri: str | None) -> None:
-    found = acts(context.runtime, limit, actor=actor, outcomes=uri, most=scan)
-    for note in found.notes:
-        say(safe(note), err=True)
-    if context.as_json:
-        print_json([each.to_dict() for each in found.events])
-    elif not found.events:
-        say("No event in the outcome log has an actor.")
-    else:
-        rows = [(moment(each.at_ms), each.actor, each.outcome, each.task_id, each.task, each.queue) for each in found.events]
-        click.echo(table(rows, EVENTS))

@@ -12,14 +12,13 @@ import click
 from redelivery.display import safe
 
 from ...operations.runs import operation as operations
+from ...operations.runs.audit import in_words
 from ...operations.words.numbers import age, counted, moment, span
 from ..context import Context, json_option, pass_context
 from ..terminal.output import Column, facts, lines, print_json, say, table
 from .acting import acting
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from ...operations.runs.operation import Operation
 
 OPERATIONS = (
@@ -69,7 +68,40 @@ def list_(context: Context, *, is_open: bool, limit: int) -> None:
 def show(context: Context, operation_id: str) -> None:
     """One operation, by its id or the beginning of it: what was asked for, how far it is, and what stays."""
     found = operations.found(context.runtime, operation_id)
-    _tell(context, found)
+    if context.as_json:
+        print_json(found.to_dict())
+        return
+    now = context.transport.now_ms()
+    ended = found.ended_ms or now
+    shown = {
+        "id": found.id,
+        "operation": found.kind,
+        "queue": found.queue or "all",
+        "state": found.state,
+        "says": found.message,
+        "chosen": in_words(found.filter.to_dict()) or "all",
+        "options": in_words({name.replace("_", "-"): said for name, said in found.options.in_words().items()}),
+        "by": found.actor,
+        "why": found.why,
+        "begun": moment(found.created_ms),
+        "ran": "" if found.started_ms is None else span((ended - found.started_ms) / 1000),
+        "ended": "" if found.ended_ms is None else moment(found.ended_ms),
+        "last heard of": "" if found.has_ended or found.heartbeat_ms is None else age(found.heartbeat_ms, now),
+        "looked at": f"{found.looked_at:,} of {found.total:,}",
+        "chosen so far": found.matched,
+        "moved": found.moved,
+        "died again": found.died_again or "",
+        "left meanwhile": found.gone or "",
+    }
+    click.echo(facts(shown))
+    if found.by_target:
+        went = sorted(found.by_target.items(), key=lambda each: each[1], reverse=True)
+        click.echo("\n" + table(went, (Column("went to", 1), "messages")))
+    if found.left:
+        click.echo("\ncannot go\n" + lines("\n".join(f"{count}: {why}" for why, count in found.left.items())))
+    if found.deaths:
+        rows = [tuple(str(each.get(name) or "-") for name in ("task_id", "queue", "reason", "exception")) for each in found.deaths]
+        click.echo("\n" + table(rows, DEATHS))
 
 
 def _change(name: str, text: str) -> None:
@@ -111,44 +143,3 @@ def tell_begun(context: Context, begun: Operation) -> None:
     short = begun.id[:8]
     say(f"The {begun.kind} of {safe(begun.queue or 'all queues')} was begun as operation {begun.id}; a worker carries it out.")
     say(f"`redelivery ops show {short}` shows how far it is, `redelivery ops abort {short}` ends it.")
-
-
-def _tell(context: Context, found: Operation) -> None:
-    if context.as_json:
-        print_json(found.to_dict())
-        return
-    now = context.transport.now_ms()
-    ended = found.ended_ms or now
-    shown = {
-        "id": found.id,
-        "operation": found.kind,
-        "queue": found.queue or "all",
-        "state": found.state,
-        "says": found.message,
-        "chosen": _words(found.filter.to_dict()) or "all",
-        "options": _words({name.replace("_", "-"): said for name, said in found.options.in_words().items()}),
-        "by": found.actor,
-        "why": found.why,
-        "begun": moment(found.created_ms),
-        "ran": "" if found.started_ms is None else span((ended - found.started_ms) / 1000),
-        "ended": "" if found.ended_ms is None else moment(found.ended_ms),
-        "last heard of": "" if found.has_ended or found.heartbeat_ms is None else age(found.heartbeat_ms, now),
-        "looked at": f"{found.looked_at:,} of {found.total:,}",
-        "chosen so far": found.matched,
-        "moved": found.moved,
-        "died again": found.died_again or "",
-        "left meanwhile": found.gone or "",
-    }
-    click.echo(facts(shown))
-    if found.by_target:
-        went = sorted(found.by_target.items(), key=lambda each: each[1], reverse=True)
-        click.echo("\n" + table(went, (Column("went to", 1), "messages")))
-    if found.left:
-        click.echo("\ncannot go\n" + lines("\n".join(f"{count}: {why}" for why, count in found.left.items())))
-    if found.deaths:
-        rows = [tuple(str(each.get(name) or "-") for name in ("task_id", "queue", "reason", "exception")) for each in found.deaths]
-        click.echo("\n" + table(rows, DEATHS))
-
-
-def _words(values: Mapping[str, object]) -> str:
-    return "; ".join(f"{name} {', '.join(map(str, value)) if isinstance(value, list) else value}" for name, value in values.items())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -54,6 +55,12 @@ def _number(least: float) -> Callable[[str], float]:
         return number
 
     return read
+
+
+def milliseconds_of(text: str) -> int:
+    """Milliseconds since the epoch of an ISO 8601 time, in UTC if it names no zone. Raises `ValueError`, `OverflowError`."""
+    moment = datetime.fromisoformat(text)
+    return round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC).timestamp() * 1000)
 
 
 #: A path or a URI of a folder or file. An empty text is refused: it comes from a shell variable that is not set.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 import textwrap
 from contextlib import contextmanager, suppress
@@ -21,6 +20,7 @@ from redelivery.display import harmless, safe
 from redelivery.settings.values import suggestion
 
 from ...operations.words.numbers import plain
+from ...operations.words.short_ids import is_whole
 from .screen import coloured, cut, screen_width, width_of
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 SHORT_ID, GAP, INDENT = 8, "  ", "  "
 #: The minimum width of a column on a very narrow terminal.
 MIN_WIDTH = 4
-_UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 @contextmanager
@@ -148,7 +147,7 @@ def _shorten_ids(cells: list[list[str]], columns: Sequence[Column]) -> None:
         while len({each[:length] for each in ids}) < len(ids):
             length += 1
         for row in cells:
-            row[at] = row[at][:length] if _UUID.fullmatch(row[at]) else row[at]
+            row[at] = row[at][:length] if is_whole(row[at]) else row[at]
 
 
 def _fitted(natural: Sequence[int], columns: Sequence[Column], limit: int) -> list[int]:
