@@ -41,7 +41,6 @@ class Contents:
     task_id: str
     task: str = ""
     nesting: int = 0
-    priority: int = 0
 
     @classmethod
     def of(cls, raw: bytes) -> Self:
@@ -50,7 +49,7 @@ class Contents:
             message = opened(raw)
         except EnvelopeError:
             return cls(raw, None, Envelope(), raw_id(raw))
-        headers, priority = message["headers"], message["properties"].get("priority")
+        headers = message["headers"]
         return cls(
             raw,
             message,
@@ -58,7 +57,6 @@ class Contents:
             recorded_id(headers.get("id"), raw),
             _name(headers.get("task")),
             count(headers.get("replaced_task_nesting")),
-            count(priority),
         )
 
     @property

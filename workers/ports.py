@@ -5,14 +5,12 @@ Every method raises the errors of the broker's driver.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Self
 
-from redelivery.middleware.ports import Transport
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     from redelivery.middleware.messages.events import Event
     from redelivery.middleware.ports import Answer
@@ -21,7 +19,6 @@ if TYPE_CHECKING:
 
 
 Format = Literal["parquet", "jsonl"]
-Transitions = Transport
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +118,7 @@ class LetterPage:
     total: int
 
 
-class LetterList(AbstractContextManager["LetterList"], Protocol):
+class LetterList(Protocol):
     """The dead letters that were in a queue when it was opened."""
 
     @property
@@ -148,9 +145,6 @@ class LetterStore(Protocol):
         The origin of a used queue is the one that used it last. A name that belongs to something else is left out, with a warning.
         """
 
-    def has_queue(self, name: str) -> bool:
-        """Whether the broker has a queue with this name."""
-
     def is_consumed(self, name: str) -> bool:
         """Whether the broker knows of a consumer of this queue."""
 
@@ -163,7 +157,7 @@ class LetterStore(Protocol):
         Times and reasons come from a bounded number of dead letters. They are unknown if reading a dead letter would mark it.
         """
 
-    def open(self, name: str) -> LetterList:
+    def open(self, name: str) -> AbstractContextManager[LetterList]:
         """The dead letters of a queue, to be opened with `with`."""
 
     def page(self, name: str, before: int | None, count: int) -> LetterPage:

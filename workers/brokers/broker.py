@@ -8,17 +8,9 @@ from typing import TYPE_CHECKING
 from redelivery.errors import BrokerError
 
 if TYPE_CHECKING:
-    from ..ports import (
-        AuditStore,
-        Checkup,
-        DelayStore,
-        Gauges,
-        InventorySource,
-        LetterStore,
-        OutcomeLog,
-        TaskSource,
-        Transitions,
-    )
+    from redelivery.middleware.ports import Transport
+
+    from ..ports import AuditStore, Checkup, DelayStore, Gauges, InventorySource, LetterStore, OutcomeLog, TaskSource
     from .redis.operations import RedisOperationStore
 
 
@@ -37,7 +29,7 @@ class Broker:
     operations: RedisOperationStore | None = None
 
 
-def broker_of(transport: Transitions) -> Broker:
+def broker_of(transport: Transport) -> Broker:
     """Return the features of this transport's broker. Raises `BrokerError` if it is neither Redis nor RabbitMQ."""
     # The modules of a broker are imported only if the app uses that broker.
     from redelivery.middleware.brokers.redis.transport import RedisTransport  # noqa: PLC0415 - as above

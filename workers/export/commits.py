@@ -53,17 +53,11 @@ class Commit:
     refused: int = 0
     gaps: list[dict[str, Any]] = field(default_factory=list)
 
-    @classmethod
-    def of(cls, batch: Batch, log: str, files: list[dict[str, Any]], refused: int) -> Commit:
-        """The commit of a batch whose files are written."""
-        return cls(log, batch.began, batch.last, batch.position, files, refused, [asdict(gap) for gap in batch.gaps])
-
-    def write(self, destination: str) -> str:
-        """Write it; returns its name."""
+    def write(self, destination: str) -> None:
+        """Write it, after the batch's files."""
         date = day_of(order(self.last)[0])
         name = f"{self.position:020}-{self.last}{ending_of(self.log)}.json"
         write_text(json.dumps(asdict(self)) + "\n", below(destination, f"{COMMITS}/{date}"), name)
-        return f"{COMMITS}/{date}/{name}"
 
 
 def day_of(ms: int) -> str:

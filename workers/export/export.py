@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from dataclasses import asdict
 from datetime import UTC, datetime
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -79,7 +80,8 @@ def _write(client: Redis, keys: Keys, batch: Batch, result: ExportResult, format
     ending = ending_of(keys.outcomes)
     refused = write_refused(batch, result, ending)
     files = write_events(batch, result, format, ending)
-    Commit.of(batch, keys.outcomes, files, refused).write(result.destination)
+    gaps = [asdict(gap) for gap in batch.gaps]
+    Commit(keys.outcomes, batch.began, batch.last, batch.position, files, refused, gaps).write(result.destination)
     result.commits += 1
     _finish(client, keys, batch)
 

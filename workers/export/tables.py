@@ -54,7 +54,7 @@ INVENTORY = pa.schema(
         "seen_ms": _MS,
         "nesting": _COUNT,
         "message": _TEXT,
-    },
+    }
 )
 
 

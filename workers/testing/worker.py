@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import uuid
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Self
 
 from celery import _state
@@ -82,25 +82,20 @@ class RunningWorker:
         self.timeout = timeout
         self.hostname = anon_nodename(prefix=f"test{uuid.uuid4().hex[:8]}-")
         self._options = _checked(options)
-        self._restoring_globals = _restoring_globals(self.app)
+        self._ending = ExitStack()
         self._controller: _Controller | None = None
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Self:
-        self._restoring_globals.__enter__()
-        try:
+        with self._ending as ending:
+            ending.enter_context(_restoring_globals(self.app))
+            ending.callback(self._stop)
             self._start()
-        except BaseException:
-            self._stop()
-            self._restoring_globals.__exit__(None, None, None)
-            raise
+            self._ending = ending.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
-        try:
-            self._stop()
-        finally:
-            self._restoring_globals.__exit__(None, None, None)
+        self._ending.close()
 
     def settle(self, timeout: float | None = None) -> None:
         """Wait until each published message has ended, or waits in the delay store. Raises `TimeoutError` with the work left."""

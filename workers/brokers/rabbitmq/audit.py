@@ -8,7 +8,6 @@ and nothing is recorded; the operation itself continues.
 
 from __future__ import annotations
 
-import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -52,7 +51,7 @@ class AmqpAudit:
         with self._transport.connect() as connection:
             if not declare_audit(connection.connection, self.name):
                 return
-            headers = {AT: _now_ms()}
+            headers = {AT: self._transport.now_ms()}
             message = amqp.Message(said, content_type="application/json", delivery_mode=PERSISTENT, application_headers=headers)
             try:
                 connection.connection.channel().basic_publish_confirm(message, routing_key=self.name, confirm_timeout=TIMEOUT)
@@ -81,7 +80,7 @@ class AmqpAudit:
         if not is_another and read[0][0] <= position:
             return Recorded(records, _end(read))
         why = "replaced" if is_another else "cap"
-        gap = Gap(after=record_id, before=records[0].record_id, lost=None, why=why, noticed_ms=_now_ms())
+        gap = Gap(after=record_id, before=records[0].record_id, lost=None, why=why, noticed_ms=self._transport.now_ms())
         return Recorded(records, _end(read), gap)
 
 
@@ -127,7 +126,3 @@ def _record(message: Any) -> tuple[int, Record]:
     body = message.body
     said = body if isinstance(body, str) else bytes(body).decode("utf-8", "replace")
     return offset, Record(f"{at_ms}-{offset}", at_ms, said)
-
-
-def _now_ms() -> int:
-    return round(time.time() * 1000)

@@ -44,12 +44,7 @@ if TYPE_CHECKING:
     from redelivery.middleware.runtime import Runtime
 
 #: RabbitMQ's reasons for ending a message, and redelivery's reasons.
-REASONS = {
-    "expired": Reason.EXPIRED,
-    "maxlen": Reason.MAX_LENGTH,
-    "rejected": Reason.REJECTED,
-    "delivery_limit": Reason.EXHAUSTED,
-}
+REASONS = {"expired": Reason.EXPIRED, "maxlen": Reason.MAX_LENGTH, "rejected": Reason.REJECTED, "delivery_limit": Reason.EXHAUSTED}
 #: The prefixes of the delay queues of redelivery and of Celery: a message that leaves them has not died.
 DELAYS = (f"{DELAY_PREFIX}_", "celery_delayed_")
 #: Milliseconds added to the whole seconds of `x-death`, so that a death is not earlier than the events before it.

@@ -16,8 +16,9 @@ from __future__ import annotations
 import functools
 import time
 from collections import defaultdict, deque
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from redelivery.errors import BrokerError
 from redelivery.middleware.brokers.rabbitmq.journal.entries import Moved, digest_of, moved_of
@@ -59,10 +60,6 @@ class AmqpLetterStore:
         """Return the named ones: RabbitMQ cannot store which queues were used."""
         return dict(named)
 
-    def has_queue(self, name: str) -> bool:
-        with self.transport.asking() as connection:
-            return depth_of(connection, name) is not None
-
     def is_consumed(self, name: str) -> bool:
         with self.transport.asking() as connection:
             counts = counts_of(connection, name)
@@ -79,8 +76,17 @@ class AmqpLetterStore:
         with self.transport.asking() as connection:
             return [DeadLetterQueue(name, origin, depth_of(connection, name) or 0) for name, origin in origins.items()]
 
-    def open(self, name: str) -> AmqpLetters:
-        return AmqpLetters(self, name)
+    @contextmanager
+    def open(self, name: str) -> Iterator[AmqpLetters]:
+        with self.transport.connect() as connection:
+            await_looks(connection)
+            total = depth_of(connection, name) or 0
+            with Look(connection, name) as look, closing(Copies(self.transport)) as copies:
+                self.opened[name] = AmqpLetters(name, total, look, copies)
+                try:
+                    yield self.opened[name]
+                finally:
+                    del self.opened[name]
 
     def page(self, name: str, before: int | None, count: int) -> LetterPage:  # noqa: ARG002 - messages have no positions here
         msg = f"the dead letters of {name!r} cannot be paged on RabbitMQ: a look takes them, and marks them"
@@ -158,7 +164,7 @@ class AmqpLetterStore:
             return exc
         if any(move.answer is not Answer.DONE for move in moves):
             return Answer.UNSURE if any(move.answer is Answer.UNSURE for move in moves) else Answer.MISSING
-        letters.take(found)
+        letters.look.take(found)
         return Answer.DONE if fate is None else Answer.ALREADY
 
 
@@ -186,38 +192,15 @@ class _Going:
         return moved_of(self.letter, self.message, queue, 0, target=self.arrives_in, events=self.events, now_ms=now_ms)
 
 
+@dataclass(slots=True)
 class AmqpLetters:
     """Implements `LetterList` on RabbitMQ. It holds the dead letters that it has read until it is closed."""
 
-    def __init__(self, store: AmqpLetterStore, name: str) -> None:
-        self.name = name
-        self.total = 0
-        self._store = store
-        self._connection: Any = None
-        self._look: Look | None = None
-        self._page: defaultdict[bytes, list[Found]] = defaultdict(list)
-        self.copies = Copies(store.transport)
-
-    @property
-    def most_taken(self) -> int:
-        """How often the dead letters had been delivered before; the largest number counts."""
-        return 0 if self._look is None else self._look.most_taken
-
-    def __enter__(self) -> Self:
-        self._connection = self._store.transport.connect()
-        await_looks(self._connection)
-        self.total = depth_of(self._connection, self.name) or 0
-        self._look = Look(self._connection, self.name)
-        self._look.__enter__()
-        self._store.opened[self.name] = self
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._store.opened.pop(self.name, None)
-        self.copies.close()
-        assert self._look is not None  # noqa: S101 - it was opened above
-        self._look.__exit__(*exc)
-        self._connection.release()
+    name: str
+    total: int
+    look: Look
+    copies: Copies
+    _page: defaultdict[bytes, list[Found]] = field(default_factory=lambda: defaultdict(list))
 
     def newest(self, limit: int) -> list[bytes]:
         if limit < 1 or not self.total:
@@ -227,15 +210,8 @@ class AmqpLetters:
             kept.extend(page)
         return list(kept)[::-1]
 
-    def sample(self, limit: int) -> list[bytes]:
-        """The `limit` oldest dead letters. No others are held."""
-        pages = self.pages(most=limit) if self.total else iter(())
-        return [raw for page in pages for raw in page]
-
-    def pages(self, gone: Callable[[], int] = lambda: 0, *, most: int | None = None) -> Iterator[list[bytes]]:  # noqa: ARG002
-        assert self._look is not None  # noqa: S101 - it is open
-        left = self.total if most is None else min(most, self.total)
-        looking = iter(self._look)
+    def pages(self, gone: Callable[[], int] = lambda: 0) -> Iterator[list[bytes]]:  # noqa: ARG002 - what was read is held here
+        left, looking = self.total, iter(self.look)
         while left > 0:
             self._page.clear()
             page = []
@@ -255,11 +231,6 @@ class AmqpLetters:
         """A dead letter of the last page with these bytes, each only once; None if there is no more."""
         same = self._page.get(raw)
         return same.pop() if same else None
-
-    def take(self, found: Found) -> None:
-        """Acknowledge the dead letter, which removes it from the queue."""
-        assert self._look is not None  # noqa: S101 - it is open
-        self._look.take(found)
 
 
 def carry_out(transport: AmqpTransport, event: Event, message: bytes | None, target: tuple[str, str]) -> Answer:

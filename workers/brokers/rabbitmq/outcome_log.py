@@ -11,7 +11,6 @@ before an export, by the numbers of their publishers.
 
 from __future__ import annotations
 
-import json
 import time
 from collections import deque
 from contextlib import contextmanager, suppress
@@ -101,7 +100,7 @@ def newest(connection: Connection, names: AmqpNames, limit: int, *, most: int = 
     depth = depth_of(connection, names.outcomes) or 0
     with Look(connection, names.outcomes, most=min(depth, most), read=body_of) as look:
         for found in look:
-            kept.extend(each for each in _read(found.raw) if not isinstance(each, Refused))
+            kept.extend(_events(found.raw))
         looked_at = look.held
     return (list(kept) if limit else []), max(depth - looked_at, 0)
 
@@ -158,7 +157,7 @@ class Listening:
     def heard(self) -> Iterator[Event]:
         """The events that were recorded since the last call."""
         while (message := self._channel.basic_get(self._queue, no_ack=True)) is not None:
-            yield from (each for each in _read(body_of(message)) if not isinstance(each, Refused))
+            yield from _events(body_of(message))
 
     def follow(self) -> Iterator[Event]:
         """Yield the events as they are recorded, without end."""
@@ -166,7 +165,7 @@ class Listening:
         self._channel.basic_consume(self._queue, no_ack=True, callback=arrived.append)
         while True:
             while arrived:
-                yield from (each for each in _read(body_of(arrived.popleft())) if not isinstance(each, Refused))
+                yield from _events(body_of(arrived.popleft()))
             with suppress(TimeoutError):
                 self._connection.drain_events(timeout=BEAT)
 
@@ -182,6 +181,8 @@ def _read(body: bytes, refused_id: str = "") -> list[Event | Refused]:
     try:
         return list(events_of(body))
     except EnvelopeError as exc:
-        text = body.decode("utf-8", "replace")
-        values = {"body": text[:1024]}
-        return [Refused(refused_id, json.loads(json.dumps(values)), str(exc))]
+        return [Refused(refused_id, {"body": body.decode("utf-8", "replace")[:1024]}, str(exc))]
+
+
+def _events(body: bytes) -> list[Event]:
+    return [each for each in _read(body) if not isinstance(each, Refused)]

@@ -16,24 +16,19 @@ from redelivery.middleware.brokers.redis.publishing.producer_clock import DAY_MS
 from redelivery.middleware.brokers.redis.scripts import text_of
 
 from ...ports import Condition, LogState, NotKnown
+from .transport import OnRedis
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
-    from redelivery.middleware.brokers.redis.transport import RedisTransport
 
 _SNAPSHOTS = NotKnown(
-    "whether the server writes snapshots",
-    "its user may not ask for the setting (CONFIG GET)",
-    "redis-cli config get save",
+    "whether the server writes snapshots", "its user may not ask for the setting (CONFIG GET)", "redis-cli config get save"
 )
 
 
-class RedisCheckup:
+class RedisCheckup(OnRedis):
     """Implements `Checkup` on Redis."""
-
-    def __init__(self, transport: RedisTransport) -> None:
-        self._transport, self._client, self._keys = transport, transport.client, transport.keys
 
     def condition(self, queues: Sequence[str], letters: Collection[str], management_url: str | None) -> Condition:  # noqa: ARG002 - the port's
         memory: Any = self._client.info("memory")

@@ -10,6 +10,7 @@ from redelivery.middleware.ports import Answer
 
 from ...letters import Contents
 from ...ports import Delayed, Glance, Halted
+from .transport import OnRedis
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -25,11 +26,15 @@ PAGE = 250
 MAX_OF_TASK = 1000
 
 
-class RedisDelayStore:
-    """Implements `DelayStore` on Redis. Each change is one script, which moves the message and records the event."""
+class RedisDelayStore(OnRedis):
+    """Implements `DelayStore` on Redis. Each change is one script, which moves the message and records the event.
 
-    def __init__(self, transport: RedisTransport) -> None:
-        self._transport, self._client, self._keys = transport, transport.client, transport.keys
+    Under the claim of an operation, cancelled messages are counted, and `Halted` is raised if it may not continue.
+    """
+
+    def __init__(self, transport: RedisTransport, claim: Claim | None = None) -> None:
+        super().__init__(transport)
+        self._claim = claim
 
     def glance(self, limit: int, parts: int, queue: str | None = None, within_ms: int | None = None) -> Glance:
         names, now_ms = self._lists_of(queue), self._transport.now_ms()
@@ -118,7 +123,11 @@ class RedisDelayStore:
         return found
 
     def cancel(self, list_name: str, ident: str, event: Event) -> Answer:
-        return self._transport.stores.cancel(list_name, ident, event)
+        under = None if self._claim is None else Under(self._keys.operation(self._claim.operation_id), None, self._claim.token)
+        answer = self._transport.stores.cancel(list_name, ident, event, under)
+        if answer is Answer.REFUSED:
+            raise Halted
+        return answer
 
     def reschedule(self, list_name: str, ident: str, message: bytes, event: Event, *, due_ms: int | None) -> Answer:
         return self._transport.stores.reschedule(list_name, ident, message, event, due_ms=due_ms)
@@ -148,17 +157,3 @@ class RedisDelayStore:
             for (ident, score), raw in zip(due, raws, strict=True)
             if raw is not None
         ]
-
-
-class ClaimedDelayStore(RedisDelayStore):
-    """A delay store for an operation: it counts cancelled messages, and raises `Halted` if the operation may not continue."""
-
-    def __init__(self, transport: RedisTransport, claim: Claim) -> None:
-        super().__init__(transport)
-        self._under = Under(transport.keys.operation(claim.operation_id), None, claim.token)
-
-    def cancel(self, list_name: str, ident: str, event: Event) -> Answer:
-        answer = self._transport.stores.cancel(list_name, ident, event, self._under)
-        if answer is Answer.REFUSED:
-            raise Halted
-        return answer

@@ -11,18 +11,14 @@ from redis.exceptions import ResponseError
 
 from ...letters import Letter
 from ...ports import Gauge
+from .transport import OnRedis
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
-    from redelivery.middleware.brokers.redis.transport import RedisTransport
 
-
-class RedisGauges:
+class RedisGauges(OnRedis):
     """Implements `Gauges` on Redis."""
-
-    def __init__(self, transport: RedisTransport) -> None:
-        self._transport, self._client, self._keys = transport, transport.client, transport.keys
 
     def sample(
         self, queues: Collection[str], letter_queues: Mapping[str, str], living: Callable[[Mapping[bytes, bytes]], int]

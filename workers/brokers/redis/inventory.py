@@ -22,8 +22,10 @@ from redelivery.middleware.messages.events import Event
 from ...export.batch import decoded
 from ...export.sightings import DEAD_LETTER, DELAYED, QUEUE, UNACKED
 from ...letters import Contents, Letter
+from .delay_store import RedisDelayStore
 from .outcome_log import newest_id
 from .pages import hash_pages, list_pages
+from .transport import OnRedis
 from .unacked import bindings, held_pages
 
 if TYPE_CHECKING:
@@ -36,11 +38,8 @@ if TYPE_CHECKING:
 EVENTS = 1000
 
 
-class RedisInventory:
+class RedisInventory(OnRedis):
     """Implements `InventorySource` on Redis."""
-
-    def __init__(self, transport: RedisTransport) -> None:
-        self._transport = transport
 
     def walk(
         self,
@@ -51,7 +50,7 @@ class RedisInventory:
         look: bool,  # noqa: ARG002 - reading marks no message
     ) -> dict[str, int]:
         walk = _Walk(self._transport, inventory, queues, letter_queues)
-        last = newest_id(self._transport.client, self._transport.keys.outcomes)
+        last = newest_id(self._client, self._keys.outcomes)
         walk.delay_store()
         for _ in range(2):
             walk.queues()
@@ -64,7 +63,7 @@ class RedisInventory:
 
     def _events_after(self, last: str) -> Iterable[Event]:
         """The events after the entry `last` up to now, in order. Compare ids, not times: a clock may be set back."""
-        client, stream = self._transport.client, self._transport.keys.outcomes
+        client, stream = self._client, self._keys.outcomes
         newest = newest_id(client, stream)
         while True:
             entries: Any = client.xrange(stream, f"({last}", newest, count=EVENTS)
@@ -81,18 +80,14 @@ class _Walk:
         self, transport: RedisTransport, inventory: Sightings, queues: Collection[str], letter_queues: Collection[str]
     ) -> None:
         self._inventory, self._transport = inventory, transport
-        self._client, self._keys = transport.client, transport.keys
+        self._client, self._keys, self._delayed = transport.client, transport.keys, RedisDelayStore(transport)
         self._letter_queues = sorted(letter_queues)
-        names = {*queues, *bindings(transport).values(), *map(self._keys.queue_of, self._destinations())}
+        names = {*queues, *bindings(transport).values(), *map(self._keys.queue_of, self._delayed.lists())}
         self._queues = sorted(names - {"", *self._letter_queues})
-
-    def _destinations(self) -> list[str]:
-        names: Any = self._client.zrange(self._keys.destinations, 0, -1)
-        return [name.decode() for name in names]
 
     def delay_store(self) -> None:
         """Read the delayed messages."""
-        for list_name in self._destinations():
+        for list_name in self._delayed.lists():
             queue = self._keys.queue_of(list_name)
             for now, page in hash_pages(self._client, self._keys.waiting(list_name)):
                 ids: list[Any] = list(page)

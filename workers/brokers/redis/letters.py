@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections import Counter, deque
-from typing import TYPE_CHECKING, Any, Self
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from redelivery.middleware.brokers.redis.scripts import text_of
 from redelivery.middleware.brokers.redis.stores import Under
@@ -15,9 +17,11 @@ from redelivery.middleware.ports import Answer
 from ...letters import Letter, may_be
 from ...ports import DeadLetterQueue, Halted, LetterPage
 from .pages import list_pages
+from .transport import OnRedis
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     from redis import Redis
 
@@ -37,11 +41,15 @@ REMEMBERED_PAGES = 20
 TAKEN = "something else uses this key, and no dead letter is in it: rename or delete the key, or set another dead_letter_queue"
 
 
-class RedisLetterStore:
-    """Implements `LetterStore` on Redis. Each move is one script; the moves of a batch are sent in one round trip."""
+class RedisLetterStore(OnRedis):
+    """Implements `LetterStore` on Redis. Each move is one script; the moves of a batch are sent in one round trip.
 
-    def __init__(self, transport: RedisTransport) -> None:
-        self._transport, self._client, self._keys = transport, transport.client, transport.keys
+    Under the claim of an operation, moved dead letters are counted, and the answer is `Halted` if it may not continue.
+    """
+
+    def __init__(self, transport: RedisTransport, claim: Claim | None = None) -> None:
+        super().__init__(transport)
+        self._claim = claim
 
     def queues(self, named: Mapping[str, str]) -> dict[str, str]:
         """As `LetterStore.queues`. A key of another type holds no dead letter, and must not hide those of the other queues."""
@@ -55,10 +63,6 @@ class RedisLetterStore:
             if kind not in {"none", "list"}:
                 log.warning("dead_letter_queue.taken", dead_letter_queue=name, key=self._keys.list(name), type=kind, why=TAKEN)
         return {name: origin for name, origin in names.items() if kinds[name] in {"none", "list"}}
-
-    def has_queue(self, name: str) -> bool:
-        """Look for the list or a binding: an empty queue has no list, but if kombu declared it, it has a binding."""
-        return bool(self._client.exists(self._keys.list(name), self._keys.bindings(name)))
 
     def is_consumed(self, name: str) -> bool:
         """Return whether workers with redelivery wait for this queue, or did so in the last thirty days."""
@@ -80,8 +84,8 @@ class RedisLetterStore:
             found += [_summary(name, origin, *itertools.islice(answers, 3)) for name, origin in some]
         return found
 
-    def open(self, name: str) -> RedisLetters:
-        return RedisLetters(self._client, self._keys.list(name))
+    def open(self, name: str) -> AbstractContextManager[RedisLetters]:
+        return nullcontext(RedisLetters(self._client, self._keys.list(name), self.depth(name)))
 
     def page(self, name: str, before: int | None, count: int) -> LetterPage:
         """Count places from the list's tail, so that new dead letters do not change them."""
@@ -120,18 +124,8 @@ class RedisLetterStore:
         return halted(self._transport.stores.move_many(dead_letter_queue, target, moves, under=self._under()))
 
     def _under(self) -> Under | None:
-        """The operation that moves the dead letters; None if there is none."""
-        return None
-
-
-class ClaimedLetterStore(RedisLetterStore):
-    """A letter store for an operation: it counts moved dead letters, and answers `Halted` if the operation may not continue."""
-
-    def __init__(self, transport: RedisTransport, claim: Claim) -> None:
-        super().__init__(transport)
-        self._claim = claim
-
-    def _under(self) -> Under:
+        if self._claim is None:
+            return None
         ident, token, follows = self._claim
         return Under(self._keys.operation(ident), self._keys.followed(ident) if follows() else None, token)
 
@@ -157,22 +151,16 @@ def halted(answers: Sequence[Answer | Exception]) -> list[Answer | Exception]:
     return [Halted() if answer is Answer.REFUSED else answer for answer in answers]
 
 
+@dataclass(frozen=True, slots=True)
 class RedisLetters:
-    """Implements `LetterList` on Redis."""
+    """Implements `LetterList` on Redis. It holds nothing."""
 
-    def __init__(self, client: Redis, key: str) -> None:
-        self._client, self._key = client, key
-        self.total = 0
-
-    def __enter__(self) -> Self:
-        self.total = int(self._client.llen(self._key))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Do nothing: reading holds no messages."""
+    client: Redis
+    key: str
+    total: int
 
     def newest(self, limit: int) -> list[bytes]:
-        raws: Any = self._client.lrange(self._key, 0, limit - 1) if limit > 0 else []
+        raws: Any = self.client.lrange(self.key, 0, limit - 1) if limit > 0 else []
         return list(raws)
 
     def pages(self, gone: Callable[[], int] = lambda: 0) -> Iterator[list[bytes]]:
@@ -183,9 +171,9 @@ class RedisLetters:
         seen, lost, size, known = 0, 0, PAGE, deque[set[bytes]](maxlen=REMEMBERED_PAGES)
         while seen < self.total:
             count, staying = min(size, self.total - seen), max(seen - gone() - lost, 0)
-            page: Any = self._client.lrange(self._key, -(staying + count), -max(staying, 1))
+            page: Any = self.client.lrange(self.key, -(staying + count), -max(staying, 1))
             if staying and not (page and _is_known(page.pop(), known)):
-                back: Any = self._client.lrange(self._key, -staying, -(max(staying - size, 0) + 1))
+                back: Any = self.client.lrange(self.key, -staying, -(max(staying - size, 0) + 1))
                 lost += next((at for at, raw in enumerate(back) if _is_known(raw, known)), min(size, staying))
                 continue
             if not page:

@@ -16,13 +16,12 @@ from redelivery.middleware.ports import Answer
 
 from ...ports import Life, StoredOperation
 from .audit import MAX_RECORDS
-from .delay_store import ClaimedDelayStore
-from .letters import ClaimedLetterStore
+from .delay_store import RedisDelayStore
+from .letters import RedisLetterStore
+from .transport import OnRedis
 
 if TYPE_CHECKING:
     from collections.abc import Collection
-
-    from redelivery.middleware.brokers.redis.transport import RedisTransport
 
     from ...ports import Claim
 
@@ -36,11 +35,8 @@ TO = "to:"
 _BEGIN, _TURN, _REPORT = Script("operation_begin"), Script("operation_turn"), Script("operation_report")
 
 
-class RedisOperationStore:
+class RedisOperationStore(OnRedis):
     """The operations that the broker keeps. Every method raises the errors of the broker's driver."""
-
-    def __init__(self, transport: RedisTransport) -> None:
-        self._transport, self._client, self._keys = transport, transport.client, transport.keys
 
     def lead(self, token: str, seconds: float) -> bool:
         """Take or keep the lead among the operation runners for `seconds`; False if another process leads."""
@@ -146,11 +142,11 @@ class RedisOperationStore:
         found: Any = self._client.smembers(self._keys.followed(operation_id))
         return sorted(life for each in found if (life := _life(each.decode("utf-8", "replace"))) is not None)
 
-    def letters(self, claim: Claim) -> ClaimedLetterStore:
-        return ClaimedLetterStore(self._transport, claim)
+    def letters(self, claim: Claim) -> RedisLetterStore:
+        return RedisLetterStore(self._transport, claim)
 
-    def delayed(self, claim: Claim) -> ClaimedDelayStore:
-        return ClaimedDelayStore(self._transport, claim)
+    def delayed(self, claim: Claim) -> RedisDelayStore:
+        return RedisDelayStore(self._transport, claim)
 
 
 def _stored(operation_id: str, values: dict[bytes, bytes]) -> StoredOperation:

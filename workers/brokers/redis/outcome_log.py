@@ -18,6 +18,7 @@ from redelivery.middleware.messages.events import Event, Outcome
 from ...export.batch import Refused, decoded
 from ...letters import Letter
 from ...ports import Tail
+from .transport import OnRedis
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -56,10 +57,7 @@ class Bounded:
 
 
 def bound(client: Redis, keys: Keys, max_bytes: int) -> Bounded:
-    """Keep the outcome log below `max_bytes`, in one script.
-
-    It takes about 0.1 ms far from the cap, and a few milliseconds near a cap of 256 MiB. Any number of workers may call it.
-    """
+    """Keep the outcome log below `max_bytes`, in one script. Any number of workers may call it."""
     _, after, removed = _BOUND(client, [keys.outcomes, keys.trimmed], [max_bytes, int(max_bytes * LEAVE), int(max_bytes * EXACT)])
     return Bounded(bytes=after, cap=max_bytes, removed=removed)
 
@@ -150,11 +148,8 @@ def _death(letter: Letter) -> Event:
     return letter.event(Outcome.DEAD_LETTERED, letter.queue, reason=letter.reason, exception=raised)
 
 
-class RedisOutcomeLog:
+class RedisOutcomeLog(OnRedis):
     """Implements `OutcomeLog` on Redis."""
-
-    def __init__(self, transport: RedisTransport) -> None:
-        self._transport, self._client, self._keys = transport, transport.client, transport.keys
 
     def lead(self, token: str, lead_ms: int) -> bool:
         return self._transport.leases.lead(self._keys.exporter, token, lead_ms / 1000)

@@ -16,12 +16,11 @@ from ...letters import Contents, Letter, may_be
 from ...ports import Place
 from .delay_store import RedisDelayStore
 from .pages import list_pages
+from .transport import OnRedis
 from .unacked import held_pages
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
-
-    from redelivery.middleware.brokers.redis.transport import RedisTransport
 
     from ...ports import TaskLife
 
@@ -31,11 +30,8 @@ ENTRIES, MAX_TASKS = 250, 11
 _FIND_EVENTS = Script("find_events")
 
 
-class RedisTasks:
+class RedisTasks(OnRedis):
     """Implements `TaskSource` on Redis."""
-
-    def __init__(self, transport: RedisTransport) -> None:
-        self._transport, self._client, self._keys = transport, transport.client, transport.keys
 
     def find(self, life: TaskLife, queues: Collection[str], letter_queues: Collection[str], most: int) -> None:
         store = RedisDelayStore(self._transport)

@@ -6,7 +6,15 @@ from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
     from redelivery.middleware.brokers.redis.broker import RedisBroker
+    from redelivery.middleware.brokers.redis.transport import RedisTransport
     from redelivery.middleware.runtime import Runtime
+
+
+class OnRedis:
+    """A feature of the broker Redis."""
+
+    def __init__(self, transport: RedisTransport) -> None:
+        self._transport, self._client, self._keys = transport, transport.client, transport.keys
 
 
 def redis_of(runtime: Runtime) -> RedisBroker:
