@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 from operator import or_
 from typing import TYPE_CHECKING, Any
@@ -118,24 +118,23 @@ def _persisting() -> Iterator[Callable[[DataFrame], DataFrame]]:
         yield keep
 
 
+@dataclass(slots=True)
 class _Run:
     """The steps of a run after the fold."""
 
-    def __init__(  # noqa: PLR0917 - all that the earlier steps found
-        self,
-        books: Books,
-        files: Files,
-        output: str,
-        inputs: Inputs,
-        lives: DataFrame,
-        plain: SortedOut | None,
-        facts: dict[str, Any],
-        execution: Execution,
-    ) -> None:
-        self.books, self.files, self.output, self.inputs, self.lives, self.facts = books, files, output, inputs, lives, facts
-        self.plain, self.execution = plain, execution
-        self.left: Run | None = None
-        found_ms = (books.as_of_ms, self._looked_ms(), facts["watermark_ms"], inputs.watermark_ms, 0)
+    books: Books
+    files: Files
+    output: str
+    inputs: Inputs
+    lives: DataFrame
+    plain: SortedOut | None
+    facts: dict[str, Any]
+    execution: Execution
+    left: Run | None = None
+    as_of_ms: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        found_ms = (self.books.as_of_ms, self._looked_ms(), self.facts["watermark_ms"], self.inputs.watermark_ms, 0)
         self.as_of_ms = next(int(each) for each in found_ms if each is not None)
 
     def finish(self, state: State | None, say: Callable[[str], object]) -> Summary:
@@ -173,14 +172,8 @@ class _Run:
 
     def _about(self) -> dict[str, Any]:
         taken, facts = self.inputs.taken, self.facts
-        period = {"from_ms": facts["earliest_ms"], "until_ms": facts["watermark_ms"]}
-        return {
-            "app": taken.app,
-            "broker": taken.broker,
-            "unlisted": dict(taken.unlisted),
-            "dead_letters_held": facts["held"],
-            **period,
-        }
+        of_events = {"from_ms": facts["earliest_ms"], "until_ms": facts["watermark_ms"], "dead_letters_held": facts["held"]}
+        return {"app": taken.app, "broker": taken.broker, "unlisted": dict(taken.unlisted), **of_events}
 
     def _trend(self) -> list[Line]:
         """The trend of earlier runs, from the output that is replaced and from the state."""

@@ -189,7 +189,5 @@ def _listed(files: Files, uri: str, found: list[File], base: Run | None, *, only
 def _description(base: Run | None, listed: Listing, found: int) -> str:
     events = "the events" if listed.events is None else counted(listed.events, "event", "events")
     aside = f"; {listed.uncommitted} files are of exports that did not finish, and are left aside" if listed.uncommitted else ""
-    if base is None:
-        return f"{events} of {counted(len(listed.files), 'file', 'files')}{aside}"
-    again = found - len(listed.files) - listed.uncommitted
-    return f"{events} of {counted(len(listed.files), 'file', 'files')}; {again} were read before{aside}"
+    again = "" if base is None else f"; {found - len(listed.files) - listed.uncommitted} were read before"
+    return f"{events} of {counted(len(listed.files), 'file', 'files')}{again}{aside}"

@@ -365,12 +365,7 @@ def _taken_in(files: Files, folder: str, held: Iterable[File]) -> Taken | None:
 
 
 def _read(  # noqa: PLR0917 - the files and their columns
-    spark: SparkSession,
-    paths: Sequence[str],
-    uri: str,
-    schema: StructType,
-    required: Sequence[str],
-    what: str,
+    spark: SparkSession, paths: Sequence[str], uri: str, schema: StructType, required: Sequence[str], what: str
 ) -> DataFrame:
     by_format: dict[str, list[str]] = {}
     for path in paths:

@@ -145,7 +145,7 @@ def _likely() -> str:
             {
                 crashed: crash,
                 "true": "'a copy of the message came back after its end: put in by hand, or by a broker that was restored'",
-            },
+            }
         ),
         "phantom_dead_letter": "'put there without `redelivery dlq`, or the broker was restored from an older copy'",
         "missing_dead_letter": "'removed without `redelivery dlq`: by LREM, DEL, an eviction or a consumer'",

@@ -67,10 +67,7 @@ def for_few_rows(spark: SparkSession, rows: int) -> Iterator[Execution]:
     Below `COMPILED` rows, queries are compiled only after `compile_queries`.
     """
     compiled = "spark.sql.codegen.wholeStage"
-    settings = {
-        "spark.sql.adaptive.enabled": "false",
-        "spark.sql.shuffle.partitions": str(spark.sparkContext.defaultParallelism),
-    }
+    settings = {"spark.sql.adaptive.enabled": "false", "spark.sql.shuffle.partitions": str(spark.sparkContext.defaultParallelism)}
     was_compiled = str(spark.conf.get(compiled))
     if rows < COMPILED:
         settings[compiled] = "false"
