@@ -30,7 +30,7 @@ Every command with its arguments and options.
 | 0 | the command did what it was asked to do |
 | 1 | the command found something (`reconcile`: the books do not balance; `doctor`: something will hurt) |
 | 2 | the arguments are wrong, or the command failed; one line says why |
-| 130 | you interrupted the command |
+| 130 | the command was interrupted, by Ctrl-C or SIGTERM |
 """
 
 

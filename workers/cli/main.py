@@ -1,7 +1,7 @@
 """The command `redelivery` (`redelivery -A shop …`), also as a command of Celery's (`celery -A shop redelivery …`).
 
-Every error that a user can cause is one line on stderr, with exit code 2; a traceback is a bug. An interrupted command ends with
-130. A command's module is imported when the command runs, so only commands that need Spark wait for its import.
+Every error that a user can cause is one line on stderr, with exit code 2; a traceback is a bug. A command that Ctrl-C or SIGTERM
+interrupts ends with 130. A command's module is imported when the command runs, so only commands that need Spark import it.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import os
+import signal
 import sys
 import traceback
 from typing import TYPE_CHECKING, Any
@@ -164,6 +165,7 @@ redelivery.params += screen_options()
 def main() -> None:
     """The console script."""
     run: Callable[..., Any] = redelivery
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: the command says how far it came
     sys.stdin, sys.stdout, sys.stderr = (
         stream or open(os.devnull, mode)  # noqa: PTH123, SIM115 - the shell has closed the stream
         for stream, mode in ((sys.stdin, "r"), (sys.stdout, "w"), (sys.stderr, "w"))

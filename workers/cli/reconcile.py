@@ -276,7 +276,7 @@ def _refuse(text: str) -> NoReturn:
 @contextmanager
 def _sigterm_as_interrupt() -> Iterator[None]:
     """Treat SIGTERM as an interruption, so that no incomplete output is left."""
-    before = signal.signal(signal.SIGTERM, _interrupt)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
     finally:
@@ -288,10 +288,6 @@ def _was_interrupted(exc: BaseException | None) -> bool:
     while exc is not None and not isinstance(exc, KeyboardInterrupt):
         exc = exc.__cause__ or exc.__context__
     return exc is not None
-
-
-def _interrupt(*_: object) -> NoReturn:
-    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

@@ -64,14 +64,15 @@ def test_a_reader_that_goes_away_is_no_error(command: Command, desk: Desk) -> No
     process.stderr.close()
 
 
-def test_a_long_redrive_that_is_interrupted_says_how_far_it_came(command: Command, desk: Desk) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_long_redrive_that_is_interrupted_says_how_far_it_came(command: Command, desk: Desk, number: int) -> None:
     """The exit code is 130, and each dead letter is in exactly one place."""
     desk.die()
     raw: Any = desk.client.lindex(LETTERS, 0)
     desk.client.lpush(LETTERS, *[raw] * 99)
     process = command.start("-A", "shopfront", "dlq", "redrive", LETTERS, "--all", "--rate", "20")
     until(lambda: desk.client.llen(QUEUE) > 5)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     out, err = process.communicate(timeout=120)
     assert (process.returncode, out) == (130, "")
     assert err.splitlines()[-1].startswith("interrupted: ")
