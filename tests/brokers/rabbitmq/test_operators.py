@@ -20,10 +20,11 @@ from redelivery import Redelivery
 from redelivery.errors import BrokerError
 from redelivery.middleware.brokers.rabbitmq.events import packed
 from redelivery.middleware.brokers.rabbitmq.journal import letter_look
+from redelivery.middleware.brokers.rabbitmq.journal.reader import Reading
 from redelivery.middleware.brokers.rabbitmq.names import OUTCOMES, OUTCOMES_EXCHANGE, AmqpNames
 from redelivery.middleware.brokers.rabbitmq.peek import Look, depth_of
 from redelivery.middleware.brokers.rabbitmq.publisher import Move, Publisher
-from redelivery.middleware.brokers.rabbitmq.topology import declare_outcomes
+from redelivery.middleware.brokers.rabbitmq.topology import declare_journal, declare_outcomes
 from redelivery.middleware.brokers.rabbitmq.transport import AmqpTransport
 from redelivery.middleware.messages.events import Event, Outcome
 from redelivery.workers.brokers.rabbitmq import delay_store as amqp_delay_store
@@ -279,6 +280,25 @@ def test_a_broker_that_confirms_nothing_is_waited_for_once(rabbit: Rabbit, tmp_p
     assert "the broker confirms nothing" in done.stderr
     assert [seconds > 0 for seconds in waits] == [True, False, False]
     assert place.ids(LETTERS) == ["0", "1", "2"]
+
+
+def test_a_redrive_that_cannot_read_the_journal_now_moves_nothing(
+    rabbit: Rabbit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An alarm begins: without the journal, dead letters that an earlier command had moved would be moved again."""
+    place = place_of(rabbit, tmp_path)
+    fill(place, 3)
+    assert place.ids(LETTERS) == ["0", "1", "2"]  # the look marks them as delivered before
+    with rabbit.connection() as connection:
+        declare_journal(connection.connection, AmqpNames().journal)
+
+    def unanswered(_: Reading) -> None:
+        raise TimeoutError
+
+    monkeypatch.setattr(Reading, "catch_up", unanswered)
+    done = place.desk().run("dlq", "redrive", LETTERS, "--all")
+    assert "stopped when 0 dead letters had gone back: " in done.stderr
+    assert (done.exit_code, place.ids(LETTERS)) == (2, ["0", "1", "2"])
 
 
 def test_a_redrive_whose_connection_breaks_doubles_no_letter(

@@ -4,7 +4,7 @@ The journal of moves shows the fate of each. If the move was completed, the copy
 beginning of the move, the dead letter is in doubt: it stays until more is known, for `DOUBT` at most. Any client may write the
 journal, so a target queue in it is read only if it is a dead-letter queue of the app or the target of this command.
 
-Limit: if the journal is missing or cannot be read, no copy is known.
+Limit: if the journal is missing or may not be read, no copy is known. If the broker does not answer, the command stops.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING
 
 from amqp.exceptions import NotFound
 
+from redelivery.errors import BrokerUnavailable
 from redelivery.middleware.brokers.rabbitmq.journal.entries import digest_of
 from redelivery.middleware.brokers.rabbitmq.journal.reader import Reading
+from redelivery.middleware.brokers.rabbitmq.publisher import GONE
 from redelivery.middleware.logs import log
 from redelivery.middleware.ports import Successor
 
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
     from redelivery.middleware.brokers.rabbitmq.transport import AmqpTransport
     from redelivery.middleware.messages.events import Event
 
+#: Errors of a broker that does not answer, for example because of an alarm.
+UNANSWERED = (*GONE, BrokerUnavailable)
 #: How long a dead letter is in doubt at most, and how far back the journal is read.
 DOUBT, KEPT = timedelta(minutes=10), timedelta(hours=1)
 #: How long it is in doubt if its target queue was read, and the message was not in it: another command may hold the message.
@@ -56,7 +60,9 @@ class Copies:
             return {}
         try:
             return self._read(digests, self._places(target))
-        except Exception as exc:  # noqa: BLE001 - after any error, the command continues without the journal
+        except UNANSWERED:
+            raise  # without the journal, the command would move copies
+        except Exception as exc:  # noqa: BLE001 - after any other error, the command continues without the journal
             if not isinstance(exc, NotFound):
                 log.warning("journal.unread", error=f"{type(exc).__name__}: {exc}", why="moved dead letters may be moved again")
             self._is_missing = True
