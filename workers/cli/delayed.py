@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from redelivery.display import safe
-from redelivery.errors import InputError
+from redelivery.errors import BrokerError, InputError
+from redelivery.middleware.brokers.errors import BROKER_ERRORS
 from redelivery.middleware.ports import Answer
 
 from ..letters import Letter
@@ -139,15 +141,25 @@ def _change(
     for each in found:
         delayed_changes.changeable(each)
     done: list[dict[str, Any]] = []
-    for each in found:
-        answer = Answer.DONE if dry_run else change(each)
-        done.append({**each.to_row(), "changed": answer is Answer.DONE, "dry_run": dry_run})
+    failure: Exception | None = None
+    try:
+        for each in found:
+            answer = Answer.DONE if dry_run else change(each)
+            done.append({**each.to_row(), "changed": answer is Answer.DONE, "dry_run": dry_run})
+    except (BrokerError, *BROKER_ERRORS) as exc:
+        if not done:
+            raise
+        failure = exc
     count = sum(row["changed"] for row in done)
     if not dry_run:
         queues, result = ", ".join(sorted({each.queue for each in found})), {"moved": count, "gone": len(done) - count}
-        tasks = [each.contents.task_id for each in found]
-        said = acted(doing.act, Acted.DONE, queues, actor=doing.actor, why=doing.why, tasks=tasks, result=result)
-        record(context.transport, said)
+        tasks, ended = [row["task_id"] for row in done], Acted.DONE if failure is None else Acted.FAILED
+        said = acted(doing.act, ended, queues, actor=doing.actor, why=doing.why, tasks=tasks, result=result)
+        with nullcontext() if failure is None else suppress(BrokerError, *BROKER_ERRORS):
+            record(context.transport, said)
+    if failure is not None:
+        msg = f"{counted(count, 'message', 'messages')} of {len(found)} {doing.words[dry_run]}, then: {failure}"
+        raise BrokerError(msg) from failure
     if context.as_json:
         print_json(done)
         return

@@ -196,3 +196,19 @@ def test_it_works_below_a_key_prefix(any_server: Server) -> None:
     names: Any = desk.client.keys("*")
     assert all(name.startswith(b"shop:") for name in names)
     desk.transport.close()
+
+
+def test_a_change_of_many_that_breaks_says_and_records_what_it_had_changed(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The broker is gone before the second message: the first is promoted, and the error and the audit say so."""
+    ids, promote = [desk.delay(task_message(name)) for name in ("a", "b")], delayed_changes.reschedule
+
+    def broken(runtime: Any, found: Any, **options: Any) -> Any:
+        if found.contents.task_id == "b":
+            raise ConnectionError
+        return promote(runtime, found, **options)
+
+    monkeypatch.setattr(delayed_changes, "reschedule", broken)
+    done = desk.run("delayed", "promote", *ids)
+    assert done.exit_code == 2
+    assert "1 message of 2 promoted, then: " in done.stderr
+    assert [(each["acted"], each["tasks"]) for each in desk.json("audit")] == [("failed", ["a"])]
