@@ -26,6 +26,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import amqp
 import pytest
+from celery._state import _get_active_apps
 from kombu import Connection
 from webhooks.rabbit_node import TIMEOUT as NODE_PATIENCE
 from webhooks.rabbit_node import USER, RabbitNode, is_installed
@@ -33,6 +34,7 @@ from webhooks.rabbit_node import USER, RabbitNode, is_installed
 from redelivery.middleware.brokers.rabbitmq.events import events_of
 from redelivery.middleware.brokers.rabbitmq.names import AUDIT, DELAY_PREFIX, JOURNAL, OUTCOMES, OUTCOMES_EXCHANGE
 from redelivery.middleware.brokers.rabbitmq.peek import Look
+from redelivery.middleware.brokers.rabbitmq.transport import AmqpTransport
 from redelivery.middleware.messages.steps import opened
 
 if TYPE_CHECKING:
@@ -94,7 +96,11 @@ class Rabbit:
         )
 
     def remove(self) -> None:
-        """Delete the virtual host in the background."""
+        """Close this process's transports, which would wait for the virtual host and log that; delete it in the background."""
+        for app in list(_get_active_apps()):
+            transport = vars(getattr(app, "redelivery", app)).get("transport")
+            if isinstance(transport, AmqpTransport) and self.name in str(app.conf.broker_url):
+                transport.close()
         self.node.evaluate(f'spawn(fun() -> rabbit_vhost:delete(<<"{self.name}">>, <<"tests">>) end), ok.')
 
     def connection(self) -> Connection:
