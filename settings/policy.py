@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict
 
@@ -181,7 +182,7 @@ class RedeliveryPolicy:
 
     def __reduce__(self) -> tuple[Any, ...]:
         given = {key: getattr(self, key) for key in FIELDS}
-        return _build, ({**given, "rules": {key: dict(rule) for key, rule in self.rules.items()}},)
+        return partial(type(self), **{**given, "rules": {key: dict(rule) for key, rule in self.rules.items()}}), ()
 
     @property
     def cap(self) -> float:
@@ -277,10 +278,6 @@ def _checked(given: Mapping[str, Any], checks: Mapping[str, values.Check], where
             raise values.unknown(where, key, checks)
         read[key] = checks[key](f"{where}: {key}" if where else key, value)
     return read
-
-
-def _build(given: dict[str, Any]) -> RedeliveryPolicy:
-    return RedeliveryPolicy(**given)
 
 
 def _other_queue(setting: str, target: str, queue: str) -> str:

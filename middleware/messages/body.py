@@ -27,9 +27,7 @@ def decoded(message: Raw) -> Any:
         return None
     try:
         return json.loads(_bytes_of(message))
-    except (ValueError, TypeError, RecursionError):
-        return None
-    except Exception:  # noqa: BLE001 - kombu's codecs have their own errors, and any client may have written the bytes
+    except Exception:  # noqa: BLE001 - any client may have written the bytes, and kombu's codecs have their own errors
         return None
 
 

@@ -232,8 +232,7 @@ UNWRITTEN = Envelope()
 
 def eligible_of(headers: Mapping[str, Any]) -> bool | None:
     """Whether the producer wants the message kept as a dead letter; None without a valid header."""
-    value = headers.get(ELIGIBLE)
-    return value if isinstance(value, bool) else None
+    return _flag(headers.get(ELIGIBLE))
 
 
 def count(value: object) -> int:
@@ -272,12 +271,16 @@ def _undelivered(header: Mapping[str, Any]) -> str | None:
 # the strict reader: one function for each kind of field; None if the value cannot be read
 
 
-def _count(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MAX_COUNT else None
+def _count(value: object, limit: int = MAX_COUNT) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < limit else None
 
 
 def _time(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < LATEST_MS else None
+    return _count(value, LATEST_MS)
+
+
+def _flag(value: object) -> bool | None:
+    return value if isinstance(value, bool) else None
 
 
 def _text(most: int) -> Callable[[object], str | None]:
@@ -335,13 +338,12 @@ DEATH: _Shape = {
 FAILURE: _Shape = {"type": _message_text, "message": _message_text, "traceback": _traceback, "fingerprint": _text(MAX_NAME)}
 FIRST_DEATH: _Shape = {"queue": _name, "reason": _text(MAX_NAME), "at": _time}
 LOST: _Shape = {"delivery": _count, "trace": _trace}
-#: The other fields of the header, each with a check whether its value can be read.
-_SIMPLE: dict[str, Callable[[object], bool]] = {
-    **dict.fromkeys(("version", "attempt", "delivery", "generation", "handled", "since"), lambda value: _count(value) is not None),
-    "first_seen": lambda value: _time(value) is not None,
-    **dict.fromkeys(("suspect", "parked"), lambda value: isinstance(value, bool)),
-    "served_eta": lambda value: _name(value) is not None,
-    "undelivered": lambda value: _name(value) is not None,
+#: The other fields of the header.
+_SIMPLE: _Shape = {
+    **dict.fromkeys(("version", "attempt", "delivery", "generation", "handled", "since"), _count),
+    "first_seen": _time,
+    **dict.fromkeys(("suspect", "parked"), _flag),
+    **dict.fromkeys(("served_eta", "undelivered"), _name),
 }
 _NESTED = {"origin": ORIGIN, "failure": FAILURE, "first_death": FIRST_DEATH, "lost": LOST}
 _LISTS = {"attempts": (ATTEMPT, MAX_ATTEMPTS), "deaths": (DEATH, MAX_DEATHS)}
@@ -379,7 +381,7 @@ def _unreadable(header: Mapping[str, Any]) -> Iterator[str]:
     for name, value in header.items():
         if value is None:
             continue
-        if name in _SIMPLE and not _SIMPLE[name](value):
+        if name in _SIMPLE and _SIMPLE[name](value) is None:
             yield name
         elif name in _NESTED:
             yield from _lost(name, value, _NESTED[name])

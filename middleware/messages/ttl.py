@@ -16,6 +16,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from .envelope import count
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -112,8 +114,7 @@ def _since(envelope: Envelope, seen_ms: int) -> int:
 
 
 def _published(headers: Mapping[str, Any]) -> int | None:
-    value = headers.get(PUBLISHED)
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**53 else None
+    return count(headers.get(PUBLISHED)) or None
 
 
 def _expiration(properties: Mapping[str, Any]) -> int | None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from celery import Celery
 
-    from redelivery.settings import RedeliveryPolicy
+    from redelivery.settings import RedeliveryPolicy, ResolvedPolicy
 
     from .decision import Decision, Failure
     from .options import Options
@@ -116,8 +116,11 @@ class Resolver:
 
     def policy_for(self, queue: str, task: str | None = None) -> RedeliveryPolicy:
         """The policy for this task on this queue."""
+        return self._resolved(queue, task).policy
+
+    def _resolved(self, queue: str, task: str | None) -> ResolvedPolicy:
         options = None if task is None else self.options_of(task)
-        return self.settings.policy_for(queue, task, decorator=None if options is None else options.fields).policy
+        return self.settings.policy_for(queue, task, decorator=None if options is None else options.fields)
 
     def targets_of(self, queue: str, which: Callable[[RedeliveryPolicy], bool] = lambda _: True) -> list[str]:
         """The queues that get this queue's dead letters and expired messages, by the policies of all tasks that are imported."""
@@ -130,8 +133,7 @@ class Resolver:
         if len(self._app.tasks) != self._grouped:
             self._grouped, groups = len(self._app.tasks), dict[str, str]()
             for task in self._app.tasks:
-                options = self.options_of(task)
-                found = self.settings.policy_for("", task, decorator=None if options is None else options.fields)
+                found = self._resolved("", task)
                 groups.setdefault(repr([(found.sources[name], getattr(found.policy, name)) for name in TARGETS]), task)
             self._groups = list(groups.values())
         return self._groups
@@ -177,7 +179,7 @@ class Resolver:
         """
         options = self.options_of(task)
         if options is not None and options.has_strategy:
-            options = options.under(self.settings.policy_for(queue, task, decorator=options.fields).sources)
+            options = options.under(self._resolved(queue, task).sources)
         try:
             return decide_with_tenacity(options, policy, failure, random=random, **asked)
         except StrategyFailed as failed:
