@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 import unicodedata
+from typing import NoReturn
 
-__all__ = ["harmless", "safe", "scrubbed"]
+__all__ = ["harmless", "refuse", "safe", "scrubbed"]
 
 _HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 #: A word of the text, which may contain a URL.
@@ -47,6 +49,12 @@ def scrubbed(text: str) -> str:
 def harmless(text: str) -> str:
     """The text on one line, without control characters and without credentials."""
     return safe(scrubbed(text))
+
+
+def refuse(*errors: object) -> NoReturn:
+    """End the process with a line for each error, without a traceback."""
+    sys.stderr.writelines(f"redelivery: error: {harmless(str(each))}\n" for each in errors)
+    raise SystemExit(1)
 
 
 def _without_user(word: re.Match[str]) -> str:

@@ -6,14 +6,13 @@ The report never quotes the address: if the password is not encoded, any part of
 from __future__ import annotations
 
 import re
-import sys
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
 
 from celery import signals
 from kombu.transport.redis import Channel
 
-from redelivery.display import harmless
+from redelivery.display import refuse
 from redelivery.errors import BrokerUnavailable, ConfigurationError
 
 from .errors import REFUSED
@@ -116,7 +115,6 @@ def check_before_start(app: Celery) -> None:
         try:
             check_broker_url(app)
         except ConfigurationError as exc:
-            sys.stderr.write(f"redelivery: error: {harmless(str(exc))}\n")
-            raise SystemExit(1) from None
+            refuse(exc)
 
     signals.celeryd_init.connect(check, weak=False, dispatch_uid=f"redelivery:{id(app)}")

@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from celery.worker import state
@@ -18,17 +17,17 @@ from celery.worker import state
 from redelivery.errors import EnvelopeError
 
 from ..logs import log, told
-from ..messages.envelope import ANNOUNCED, HEADER, Envelope, Failed
+from ..messages.envelope import ANNOUNCED, HEADER, Envelope, Failed, mapping
 from ..messages.events import Outcome, Reason
 from ..messages.recording import about
 from ..messages.steps import deferred, iso, opened, sealed
 from ..messages.ttl import DELIVERY_DELAY, due_ms, expiry_ms, milliseconds
 from ..policy.destinations import letter_queues
-from ..ports import Capability, Successor, ignore
+from ..ports import Capability, Successor
 from ..transitions.death import bury, bury_at_last, carry_out
 from ..transitions.recovery import handed_over_again, recover
 from ..transitions.redrive import redrive
-from .deliveries.observer import queue_of, record
+from .deliveries.observer import append, queue_of, record
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -97,8 +96,8 @@ class Arrivals:
             else:
                 self._end_copy(message, held, events, is_recorded=successor is Successor.RECORDED)
 
-        headers = message.headers if isinstance(message.headers, dict) else {}
-        policy = self.runtime.policies.policy_for(held.queue, str(headers.get("task")))
+        headers = mapping(message.headers)
+        policy = self._policy_for(headers, held)
         known.ask_moved(held, letter_queues(Envelope.of(headers), held.queue, policy), then)
         return True
 
@@ -126,7 +125,7 @@ class Arrivals:
 
     def _must_wait_or_die(self, message: Any, held: Held, known: Envelope) -> bool:
         headers = message.headers
-        policy = self.runtime.policies.policy_for(held.queue, str(headers.get("task")))
+        policy = self._policy_for(headers, held)
         if headers.get("id") not in state.revoked and self._defer(held, message, known, policy):
             return True
         if 0 <= policy.most_deliveries <= known.attempt and known.attempt:
@@ -135,10 +134,13 @@ class Arrivals:
             return True
         return False
 
+    def _policy_for(self, headers: dict[str, Any], held: Held) -> RedeliveryPolicy:
+        return self.runtime.policies.policy_for(held.queue, str(headers.get("task")))
+
     def _end_copy(self, message: Any, held: Held, events: Sequence[Event], *, is_recorded: bool) -> None:
         """End a message that was moved already: its worker died before the acknowledgement, or before the record."""
         log.info("message.moved_already", tag=held.tag, queue=held.queue, times=held.handed_over_before)
-        headers = message.headers if isinstance(message.headers, dict) else {}
+        headers = mapping(message.headers)
         if not is_recorded and not events and not Envelope.of(headers).is_letter:
             events = [handed_over_again(headers, held)]
         for event in events[:-1]:
@@ -152,9 +154,8 @@ class Arrivals:
         The first time it is unknown whether the message had begun; later starts are recorded. If this worker's own connection
         broke, the redelivery does not prove a crash: then the first few times do not count.
         """
-        headers = message.headers if isinstance(message.headers, dict) else {}
-        policy = self.runtime.policies.policy_for(held.queue, str(headers.get("task")))
-        known = Envelope.of(headers)
+        headers = mapping(message.headers)
+        policy, known = self._policy_for(headers, held), Envelope.of(headers)
         uncounted = known.delivery - known.attempt
         is_innocent = held.was_cut and uncounted < FREE_CUTS
         is_recorded = known.suspect or policy.persist_delivery_count == "always"
@@ -204,9 +205,7 @@ class Arrivals:
         was_restored = isinstance(delivery_info, dict) and delivery_info.get("redelivered") is True
         for reason, applies in (("unannounced", ANNOUNCED not in headers), ("redelivered", was_restored)):
             if applies:
-                event = about(headers, queue, of, Outcome.RECEIVED, reason=reason, worker=self.runtime.worker)
-                then = self.runtime.answer_callback(None, event) or ignore
-                self.runtime.outbox.carry_out("", partial(self.runtime.transport.acknowledge, "", event), then)
+                append(self.runtime, about(headers, queue, of, Outcome.RECEIVED, reason=reason, worker=self.runtime.worker))
 
     def _defer(self, held: Held, message: Any, known: Envelope, policy: RedeliveryPolicy) -> bool:
         """Move a message that is not due to the delay store, until it is due or expires; return whether it was moved."""

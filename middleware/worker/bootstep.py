@@ -7,7 +7,6 @@ other error with a message, the message dies, and the worker goes on.
 
 from __future__ import annotations
 
-import sys
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,7 @@ from celery.worker import state
 from celery.worker.request import Request
 from kombu.exceptions import ContentDisallowed
 
-from redelivery.display import harmless
+from redelivery.display import refuse
 from redelivery.errors import BrokerError, RedeliveryError
 
 from ..child.report import replace_tracers
@@ -35,7 +34,7 @@ from .admission import Arrivals
 from .celery_lines import guard_celery_lines
 from .deliveries.held_delivery import HeldDelivery
 from .dispatch import hand_over
-from .lifecycle import begin, end, give_back_last
+from .lifecycle import begin, connecting, end, give_back_last
 from .own_strategy import own_strategies
 from .pool_patches.begun import read_reports_first
 from .pool_patches.children import correct_children
@@ -50,7 +49,7 @@ if TYPE_CHECKING:
     from celery import Celery
     from celery.worker.consumer import Consumer
 
-    from ..ports import Held, Session
+    from ..ports import Held
     from ..runtime import Runtime
 
 #: What an operator does if the broker refuses a worker's command.
@@ -74,7 +73,8 @@ class Ingress(bootsteps.StartStopStep):
         self._strategies: dict[str, str] = {}
         with _refusing():
             check_policies(self.runtime)
-        _refuse(contradictions(self.runtime))
+        if found := contradictions(self.runtime):
+            refuse(*found)
         letter_handlers: dict[str, str] = {}
         if self.runtime.letter_handlers:
             from .deliveries.letter_handler import handlers_of  # noqa: PLC0415 - few apps have one
@@ -138,7 +138,8 @@ class Ingress(bootsteps.StartStopStep):
         is_first = not self.runtime.worker
         begin(self.runtime, consumer.hostname)
         if self.runtime.enforces and (session := self.runtime.transport.session) is not None:
-            _attach(session, consumer)
+            with connecting():
+                session.attach(consumer)
             give_back_last(self.runtime)
         self._use_loop(consumer)
         path = self.runtime.transport.fast_path if self.runtime.enforces and self.runtime.settings.fast_results else None
@@ -311,27 +312,13 @@ class Ingress(bootsteps.StartStopStep):
         return dying
 
 
-def _refuse(lines: list[str]) -> None:
-    if lines:
-        sys.stderr.writelines(f"redelivery: error: {harmless(line)}\n" for line in lines)
-        raise SystemExit(1)
-
-
-def _attach(session: Session, consumer: Consumer) -> None:
-    try:
-        session.attach(consumer)
-    except BrokerError as exc:  # after a ConnectionError Celery's consumer connects again
-        raise ConnectionError(str(exc)) from exc
-
-
 @contextmanager
 def _refusing() -> Iterator[None]:
     """End the worker with one line, without a traceback, if its configuration is refused."""
     try:
         yield
     except RedeliveryError as exc:
-        sys.stderr.write(f"redelivery: error: {harmless(str(exc))}\n")
-        raise SystemExit(1) from None
+        refuse(exc)
 
 
 def _pausing(report: Callable[[Exception], object]) -> Callable[[Exception], None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from celery.worker import state
@@ -13,6 +14,8 @@ from ..logs import log
 from ..transitions.recovery import recover
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ..ports import Deliveries, Held
     from ..runtime import Runtime
 
@@ -22,18 +25,25 @@ DRAIN = 10.0
 _BEGINNING = threading.RLock()
 
 
+@contextmanager
+def connecting() -> Iterator[None]:
+    """Turn a `BrokerError` into a `ConnectionError`, at which Celery's consumer connects again."""
+    try:
+        yield
+    except BrokerError as exc:
+        raise ConnectionError(str(exc)) from exc
+
+
 def begin(runtime: Runtime, worker: str) -> None:
     """Claim an owner when a worker's consumer has connected; after a lost connection, keep what runs and give back the rest."""
     with _BEGINNING:
         runtime.worker = worker
-        if not runtime.enforces:
-            _connect(runtime)
-            return
-        if not runtime.holds_messages:
-            try:
-                runtime.hold(runtime.transport.claim_for(worker))
-            except BrokerError as exc:  # after a ConnectionError Celery's consumer connects again
-                raise ConnectionError(str(exc)) from exc
+        with connecting():
+            transport = runtime.transport  # the first access makes it
+            if not runtime.enforces:
+                return
+            if not runtime.holds_messages:
+                runtime.hold(transport.claim_for(worker))
         owner = runtime.owner
         token, lease = owner.token, owner.lease
         if lease is None:
@@ -114,14 +124,6 @@ def _recover(runtime: Runtime, suspects: list[Held]) -> None:
     for held in suspects:
         recover(runtime, held, started=None, worker=runtime.worker, now_ms=owner.now_ms())
         owner.held.pop(held.tag, None)
-
-
-def _connect(runtime: Runtime) -> None:
-    """Connect the client that records, in `mode="observe"`."""
-    try:
-        runtime.transport  # noqa: B018 - the first access makes it
-    except BrokerError as exc:
-        raise ConnectionError(str(exc)) from exc
 
 
 def _running_and_suspects(owner: Deliveries) -> tuple[set[str], list[Held]]:

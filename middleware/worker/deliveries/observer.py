@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
     from billiard.einfo import ExceptionInfo
 
+    from ...messages.events import Event
     from ...runtime import Runtime
 
 
@@ -167,9 +168,13 @@ class ObservedDelivery:
 
 
 def record(runtime: Runtime, headers: Mapping[str, Any], queue: str, outcome: Outcome, attempt: int = 1, **facts: Any) -> None:
-    """Append one event about a message that Celery alone ends. It waits in the outbox while the broker does not answer."""
+    """Append one event about a message that Celery alone ends."""
     known = {"worker": runtime.worker, "attempt": attempt, "delivery": attempt, **facts}
-    event = about(headers, queue, str(headers.get("id")).encode(), outcome, **known)
+    append(runtime, about(headers, queue, str(headers.get("id")).encode(), outcome, **known))
+
+
+def append(runtime: Runtime, event: Event) -> None:
+    """Append one event that moves no message. It waits in the outbox while the broker does not answer."""
     transport = runtime.transport
     runtime.outbox.carry_out("", lambda: transport.acknowledge("", event), runtime.answer_callback(None, event) or ignore)
 
