@@ -53,14 +53,15 @@ def install_batches(app: Celery) -> None:
         if producer is None:
             block = _block_of(app)
             if block is not None:
-                return _Lent(block.producer)
+                return _Lent(block.producer, block.producer.collecting.let_go)  # a connection is held only during the call
         if isinstance(producer, BatchProducer):
             return nullcontext(producer)
         if _is_group(sys._getframe(1)):  # noqa: SLF001 - only the frame shows it
             connection = _template(app) if producer is None else producer.connection
             size = _batch_size(app, connection)
             if size:
-                return _Together(Collecting(functools.partial(acquire, producer), size, size, ahead=True), connection)
+                collecting = Collecting(functools.partial(acquire, producer), size, size, ahead=True)
+                return _Lent(BatchProducer(collecting, connection), collecting.end)
         return acquire(producer)
 
     producer_or_acquire.unbatched = acquire  # type: ignore[attr-defined]
@@ -253,30 +254,17 @@ class BatchProducer(Producer):
         self.collecting.add(Publication(*made, how, tuple(declare or ())), self._policy)
 
 
-class _Together:
-    """The context manager that gives a group its producer."""
-
-    def __init__(self, collecting: Collecting, connection: Connection) -> None:
-        self._collecting, self._producer = collecting, BatchProducer(collecting, connection)
-
-    def __enter__(self) -> BatchProducer:
-        return self._producer
-
-    def __exit__(self, _: type[BaseException] | None, exc: BaseException | None, __: TracebackType | None) -> None:
-        self._collecting.end(exc)
-
-
 class _Lent:
-    """The context manager that gives a call in a block its producer, which holds a connection only during the call."""
+    """The context manager that gives a group, or a call in a block, its producer; `at_end` gets the error, if there is one."""
 
-    def __init__(self, producer: BatchProducer) -> None:
-        self._producer = producer
+    def __init__(self, producer: BatchProducer, at_end: Callable[[BaseException | None], None]) -> None:
+        self._producer, self._at_end = producer, at_end
 
     def __enter__(self) -> BatchProducer:
         return self._producer
 
     def __exit__(self, _: type[BaseException] | None, exc: BaseException | None, __: TracebackType | None) -> None:
-        self._producer.collecting.let_go(exc)
+        self._at_end(exc)
 
 
 def _template(app: Celery) -> Connection:

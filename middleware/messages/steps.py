@@ -120,6 +120,14 @@ def deferred(message: Raw, queue: str, *, seen_ms: int, eta: str | None = None) 
     return {**message, "headers": {**headers, HEADER: envelope.to_header()}}
 
 
+def unserved(message: Raw) -> Raw:
+    """The message without the mark that its ETA was served: the next worker lets it wait."""
+    headers = message["headers"]
+    if HEADER not in headers:
+        return message
+    return {**message, "headers": {**headers, HEADER: replace(Envelope.of(headers), served_eta=None).to_header()}}
+
+
 def released(message: Raw) -> Raw:
     """The message, which has not run, as a stopping worker publishes it again."""
     headers = message["headers"]

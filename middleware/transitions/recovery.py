@@ -50,16 +50,15 @@ def recover(runtime: Runtime, held: Held, *, started: str | None, worker: str, n
         message = opened(held.raw)
     except EnvelopeError:
         return Answer.DONE if transport.release([held]) else Answer.ALREADY
-    if Envelope.of(message["headers"]).is_letter:
+    envelope = Envelope.of(message["headers"])
+    if envelope.is_letter:
         held = replace(held, list_name=transport.keys.list_name(held.queue))  # dead letters of all priorities are in one list
     elif ANNOUNCED not in message["headers"] and HEADER not in message["headers"]:
         # The worker may have died before it recorded the arrival; from here on the message looks like a later delivery.
-        arrived = about(message["headers"], held.queue, held.raw, Outcome.RECEIVED, reason="unannounced", worker=worker)
+        arrived = about(message["headers"], held.queue, held.raw, Outcome.RECEIVED, envelope, reason="unannounced", worker=worker)
         _move(runtime.answer_callback(None, arrived), lambda: transport.acknowledge("", arrived))
-    case = _Case(runtime, replace(held, seen_ms=now_ms), message, worker)
-    if started is None:
-        return case.release(is_suspect=is_suspect)
-    return case.decide(started)
+    case = _Case(runtime, replace(held, seen_ms=now_ms), message, envelope, worker)
+    return case.release(is_suspect=is_suspect) if started is None else case.decide(started)
 
 
 def handed_over_again(headers: dict[str, Any], held: Held, worker: str = "", *, delay_ms: int = 0, **facts: Any) -> Event:
@@ -83,6 +82,7 @@ class _Case:
     runtime: Runtime
     held: Held
     message: dict[str, Any]
+    envelope: Envelope
     worker: str
 
     def release(self, *, is_suspect: bool) -> Answer:
@@ -97,8 +97,7 @@ class _Case:
     def decide(self, started: str) -> Answer:
         """Count the crash of a message that had begun, and let its policy decide. If it was acknowledged early, it dies."""
         headers, held = self.message["headers"], self.held
-        envelope, decider = Envelope.of(headers), Decider(self.runtime, str(headers.get("task")))
-        facts = DeliveryFacts.of(held, envelope, headers)
+        decider, facts = Decider(self.runtime, str(headers.get("task"))), DeliveryFacts.of(held, self.envelope, headers)
         if started == ACCEPTED:
             return self._bury(decider.end(facts, Reason.WORKER_LOST, "acknowledged before it ran"))
         began = {"started_ms": int(started)} if TIME.fullmatch(started) else {}
@@ -114,9 +113,8 @@ class _Case:
 
     def _redelivery_event(self, delay_ms: int, **facts: Any) -> Event | None:
         """None for a dead letter: a run of its handler is not recorded for its task."""
-        headers = self.message["headers"]
-        event = handed_over_again(headers, self.held, self.worker, delay_ms=delay_ms, **facts)
-        return None if Envelope.of(headers).is_letter else event
+        event = handed_over_again(self.message["headers"], self.held, self.worker, delay_ms=delay_ms, **facts)
+        return None if self.envelope.is_letter else event
 
     def _defer(self, again: dict[str, Any], event: Event | None, on_done: Callable[[Answer], None] | None, **how: Any) -> Answer:
         held, transport, raw = self.held, self.runtime.transport, sealed(again)
@@ -125,12 +123,13 @@ class _Case:
 
     def _bury(self, decided: DeadLetter | Discard, **facts: Any) -> Answer:
         runtime, held, message = self.runtime, self.held, self.message
-        death = Death.of(runtime, held.queue, held.raw, message, decided, worker=self.worker, failed=LOST, **facts)
+        facts |= {"envelope": self.envelope, "worker": self.worker, "failed": LOST}
+        death = Death.of(runtime, held.queue, held.raw, message, decided, **facts)
         on_done = runtime.answer_callback(held, death.recorded)  # it sets `move_trace`, which the attempt needs
         death = replace(death, attempt=self._attempt())
         answer = _move(on_done, death.transition(runtime.transport, held, now_ms=held.seen_ms))
         if answer is Answer.DONE:  # another recoverer reports its own move
-            if not Envelope.of(message["headers"]).is_letter:
+            if not self.envelope.is_letter:
                 report_failure(runtime.app, message, Reason.WORKER_LOST, LOST.message)
             death.log()
         return answer

@@ -20,9 +20,8 @@ from redelivery.errors import BrokerError, BrokerUnavailable
 from redelivery.lazily import cached_property
 
 from ...logs import log
-from ...messages.envelope import HEADER, Envelope
 from ...messages.events import Numbering
-from ...messages.steps import iso, opened, sealed
+from ...messages.steps import iso, opened, sealed, unserved
 from ...ports import Answer, Capability, Names
 from ..broker_url import unanswered
 from ..deliveries import WithoutLeases
@@ -253,8 +252,5 @@ def limits(transport: GenericTransport) -> list[str]:
 
 def held_until(message: bytes, due_ms: int | None) -> bytes:
     """The message with this ETA, and without the mark that an ETA was served: the next worker holds it until then."""
-    found = opened(message)
-    headers = {**found["headers"], "eta": None if due_ms is None else iso(due_ms)}
-    if HEADER in headers:
-        headers[HEADER] = replace(Envelope.of(headers), served_eta=None).to_header()
-    return sealed({**found, "headers": headers})
+    found = unserved(opened(message))
+    return sealed({**found, "headers": {**found["headers"], "eta": None if due_ms is None else iso(due_ms)}})

@@ -7,11 +7,10 @@ time, without the mark that its ETA was served; the worker that receives it lets
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ...messages.envelope import HEADER, Envelope
-from ...messages.steps import opened, sealed
+from ...messages.steps import opened, sealed, unserved
 from .names import MAX_DELAY, delay_key
 
 if TYPE_CHECKING:
@@ -34,11 +33,4 @@ def waiting(names: AmqpNames, queue: str, message: bytes, wait_ms: float) -> Wai
         return None
     seconds = min(wanted, MAX_DELAY - 1)
     target = (names.level(seconds.bit_length() - 1), delay_key(queue, seconds))
-    return Waiting(message if seconds == wanted else _for_a_part(message), target, seconds)
-
-
-def _for_a_part(message: bytes) -> bytes:
-    """The message for the first part of its wait, without the mark that its ETA was served."""
-    raw = opened(message)
-    header = replace(Envelope.of(raw["headers"]), served_eta=None).to_header()
-    return sealed({**raw, "headers": {**raw["headers"], HEADER: header}})
+    return Waiting(message if seconds == wanted else sealed(unserved(opened(message))), target, seconds)

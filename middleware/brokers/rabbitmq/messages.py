@@ -19,7 +19,7 @@ import amqp
 from redelivery.errors import EnvelopeError
 from redelivery.settings.names import MAX_BYTES
 
-from ...messages.envelope import COPIES, DELIVERED, EXPIRATION, HEADER, Envelope
+from ...messages.envelope import COPIES, DELIVERED, EXPIRATION, HEADER, Envelope, mapping
 from ...messages.recording import raw_id
 from ...messages.steps import opened
 from .names import BITS, AmqpNames
@@ -108,8 +108,7 @@ def message_of(raw: bytes, *, target: tuple[str, str]) -> amqp.Message:
         headers[EXPIRATION] = str(properties["expiration"])
     if CC in headers:
         headers[COPIES] = headers.pop(CC)
-    info = properties.get("delivery_info")
-    info = info if isinstance(info, dict) else {}
+    info = mapping(properties.get("delivery_info"))
     came = {"exchange": str(info.get("exchange") or ""), "routing_key": str(info.get("routing_key") or "")}
     if (came["exchange"], came["routing_key"]) != target and came["routing_key"] and not _origin(headers):
         headers[DELIVERED] = came
