@@ -21,7 +21,7 @@ def name_of(setting: str, written: Any) -> str:
     """The name of an exception class, from the class or a dotted name. Raises `ConfigurationError`."""
     if isinstance(written, type):
         if issubclass(written, BaseException):
-            return _known_as(written)
+            return known_as(written)
         msg = f"{setting}: {written.__qualname__} is not an exception class"
         raise ConfigurationError(msg)
     if not isinstance(written, str) or not all(part.isidentifier() for part in written.split(".")):
@@ -34,7 +34,7 @@ def name_of(setting: str, written: Any) -> str:
         hint = suggestion(bare, _BUILT_IN) or "; write its module too, as in 'shop.errors.Refused'"
         msg = f"{setting}: {bare!r} is not a built-in exception{hint}"
         raise ConfigurationError(msg)
-    return _known_as(getattr(builtins, bare))
+    return known_as(getattr(builtins, bare))
 
 
 def names_of(setting: str, written: Any) -> tuple[str, ...]:
@@ -50,13 +50,14 @@ def names_of(setting: str, written: Any) -> tuple[str, ...]:
 def distance(exception: type[BaseException], name: str) -> int | None:
     """How far the class `name` is above an exception class: 0 if it is the same class, None if it is no base class."""
     for steps, ancestor in enumerate(exception.__mro__):
-        if _known_as(ancestor) == name:
+        if known_as(ancestor) == name:
             return steps
     alias = _loaded(name)
     return exception.__mro__.index(alias) if isinstance(alias, type) and alias in exception.__mro__ else None
 
 
-def _known_as(cls: type) -> str:
+def known_as(cls: type) -> str:
+    """The name of a class, which need not be an exception's."""
     return cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
 
 

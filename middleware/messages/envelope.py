@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
+from redelivery.settings.exceptions import known_as
+
 from .events import Reason
 
 if TYPE_CHECKING:
@@ -76,7 +78,7 @@ def failed_of(exc: BaseException, *, with_traceback: bool = True) -> Failed:
         code = at.tb_frame.f_code
         path.append(f"{PurePath(code.co_filename).name}:{code.co_name}")
         at = at.tb_next
-    kind = f"{type(exc).__module__}.{type(exc).__qualname__}".removeprefix("builtins.")
+    kind = known_as(type(exc))
     text = f"{kind}|{'|'.join(path[-MAX_FRAMES:])}"
     digest = hashlib.sha1(text.encode(errors="replace"), usedforsecurity=False).hexdigest()[:12]
     written = "".join(traceback.format_exception(exc)) if with_traceback else ""

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
+
+from redelivery.errors import EnvelopeError
 
 from .envelope import Envelope, count, text
 from .events import Event, Outcome
+from .steps import opened
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,8 +38,10 @@ def raw_id(raw: bytes) -> str:
     return f"raw-{hashlib.sha1(raw, usedforsecurity=False).hexdigest()}"
 
 
-def wrapped(raw: bytes) -> dict[str, Any]:
-    """A new message for bytes that are not a message; its body is the bytes in base64."""
+def opened_or_wrapped(raw: bytes) -> dict[str, Any]:
+    """The message in these bytes; if they are not a message, a new one whose body is the bytes in base64."""
+    with suppress(EnvelopeError):
+        return opened(raw)
     return {
         "body": base64.b64encode(raw).decode(),
         "content-type": "application/octet-stream",

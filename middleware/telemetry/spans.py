@@ -29,6 +29,7 @@ from opentelemetry.context import attach, detach
 from opentelemetry.trace import Link, SpanKind, Status, StatusCode
 
 from redelivery.errors import EnvelopeError
+from redelivery.settings.exceptions import known_as
 
 from ..child.attempt import TRACE
 from ..logs import log
@@ -258,7 +259,7 @@ class Spans:
         if isinstance(exc, (Reject, Ignore)) or (isinstance(exc, Retry) and failed is None):
             return
         cause = exc if failed is None else exc.__cause__
-        span.set_attribute("error.type", _type_of(exc) if failed is None else failed.type)
+        span.set_attribute("error.type", known_as(type(exc)) if failed is None else failed.type)
         if not is_ours:
             return
         settings = self._runtime.settings
@@ -339,7 +340,3 @@ def _server(app: Any) -> dict[str, Any]:
     if not isinstance(host, str) or not host or "/" in host or "@" in host:
         return {}
     return {"server.address": host, **({"server.port": int(port)} if port else {})}
-
-
-def _type_of(exc: BaseException) -> str:
-    return f"{type(exc).__module__}.{type(exc).__qualname__}".removeprefix("builtins.")

@@ -13,12 +13,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
-from redelivery.errors import EnvelopeError
-
 from ..logs import log
 from ..messages.envelope import Envelope, eligible_of
 from ..messages.events import Outcome, Reason
-from ..messages.recording import MAX_TEXT, about, raw_id, wrapped
+from ..messages.recording import MAX_TEXT, about, opened_or_wrapped, raw_id
 from ..messages.steps import dead, opened, sealed, undelivered
 from ..policy.decision import DeadLetter, Discard, ending
 from ..policy.destinations import named_after, parking_place, resting_place
@@ -189,10 +187,7 @@ def _delivery(
 
 def bury(runtime: Runtime, held: Held, reason: Reason, failed: Failed, *, is_reported: bool = True) -> None:
     """Move the message to its dead-letter queue. `is_reported`: Celery has reported the failure; otherwise report it here first."""
-    try:
-        message = opened(held.raw)
-    except EnvelopeError:
-        message = wrapped(held.raw)
+    message = opened_or_wrapped(held.raw)
     headers = message["headers"]
     if not isinstance(headers.get("id"), str):
         headers["id"] = raw_id(held.raw)  # as in its event

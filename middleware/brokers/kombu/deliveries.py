@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from kombu.utils.json import JSONEncoder, loads
 
 from ...logs import log
+from ...messages.envelope import mapping
 from ..deliveries import Claim, Delivered
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class GenericClaim(Claim):
         if payload is None or queue is None:
             return None
         tag = f"{self.token}.{next(self._numbers)}"
-        info, headers = message.delivery_info, message.headers if isinstance(message.headers, dict) else {}
+        info, headers = message.delivery_info, mapping(message.headers)
         was_moved = bool(info.get("redelivered") or payload.get("redelivered") or headers.get("redelivered"))
         message.delivery_info = {**info, "redelivered": was_moved}
         message.properties = {**message.properties, "delivery_info": message.delivery_info}

@@ -45,8 +45,10 @@ class Replicas:
 
 
 class ConfirmedRedis(Redis):
-    """A client whose scripts wait for `wanted` replicas; with 0 it is redis-py's own client."""
+    """A client whose scripts wait for as many replicas as the settings of `owner`, an app or a connection, say."""
 
-    def __init__(self, pool: ConnectionPool, wanted: int) -> None:
+    def __init__(self, pool: ConnectionPool, owner: Any) -> None:
         super().__init__(connection_pool=pool)
+        runtime = getattr(owner, "redelivery", None)
+        wanted = 0 if runtime is None else runtime.settings.wait_replicas
         self.replicas = Replicas(wanted) if wanted else None

@@ -92,9 +92,7 @@ class RedisTransport:
             raise BrokerError(msg) from exc
         except (OperationalError, *connection.connection_errors, RedisError) as exc:
             raise unanswered(connection.as_uri(), exc) from exc
-        runtime = getattr(app, "redelivery", None)
-        wanted = 0 if runtime is None else runtime.settings.wait_replicas
-        transport = cls(ConfirmedRedis(_patient(channel._get_pool()), wanted), Keys.of(channel))  # noqa: SLF001 - the app's own settings
+        transport = cls(ConfirmedRedis(_patient(channel._get_pool()), app), Keys.of(channel))  # noqa: SLF001 - the app's own settings
         transport.app = app
         return transport
 

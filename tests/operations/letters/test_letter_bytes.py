@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from redelivery.middleware.messages.recording import wrapped
+from redelivery.middleware.messages.recording import opened_or_wrapped
 from redelivery.middleware.messages.steps import dead, sealed
 from redelivery.settings import RedeliverySettings
 from redelivery.workers.letters import Contents
@@ -38,7 +38,7 @@ def pickled() -> dict[str, Any]:
 
 def test_bytes_that_were_no_message_are_shown(desk: Desk) -> None:
     """Text output escapes them; JSON has all of them."""
-    ident = letter_of(desk, wrapped(GARBAGE))
+    ident = letter_of(desk, opened_or_wrapped(GARBAGE))
     done = desk.run("dlq", "show", LETTERS, "--id", ident)
     assert done.exit_code == 0, done.output
     assert f"(no message: {len(GARBAGE)} bytes)" in done.stdout
@@ -66,7 +66,7 @@ def test_bytes_are_hidden_where_arguments_are(desk: Desk) -> None:
 @pytest.mark.parametrize("size", [4095, 4096, 4097])
 def test_a_long_body_is_cut_in_text_alone(desk: Desk, size: int) -> None:
     """Tested with N-1, N and N+1 bytes."""
-    ident = letter_of(desk, wrapped(b"\xff" * size))
+    ident = letter_of(desk, opened_or_wrapped(b"\xff" * size))
     assert (f"({size} bytes; all with --json)" in desk.run("dlq", "show", LETTERS, "--id", ident).stdout) is (size > 4096)
     assert len(base64.b64decode(shown(desk, ident)["body_base64"])) == size
 

@@ -17,14 +17,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from redelivery.errors import BrokerError, EnvelopeError, QueueFull
+from redelivery.errors import BrokerError, QueueFull
 
 from ....logs import log
 from ....messages.countdown import from_now, with_gaps
 from ....messages.envelope import ANNOUNCED, HEADER, Envelope, Failed, eligible_of
 from ....messages.events import Outcome, Reason
-from ....messages.recording import about, raw_id, wrapped
-from ....messages.steps import opened, sealed
+from ....messages.recording import about, opened_or_wrapped, raw_id
+from ....messages.steps import sealed
 from ....messages.ttl import PUBLISHED, is_dated
 from ....policy.decision import ending
 from ....transitions.death import Death
@@ -66,10 +66,7 @@ class Eviction:
 
 def evicted(runtime: Runtime, raw: bytes, queue: str, reason: Reason, *, now_ms: int, detail: str) -> Eviction:
     """How this message dies in its queue, even if it cannot be decoded. A dead letter gets no event: its death is recorded."""
-    try:
-        message = opened(raw)
-    except EnvelopeError:
-        message = wrapped(raw)
+    message = opened_or_wrapped(raw)
     headers = message["headers"]
     if not isinstance(headers.get("id"), str):
         headers["id"] = raw_id(raw)

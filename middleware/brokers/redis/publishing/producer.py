@@ -142,9 +142,7 @@ class Publishing:
     def _publisher(self: Any) -> tuple[Redis, Keys]:
         """The publishing client, made again after a fork. It has no prefix: kombu's prefixing cannot handle a script's keys."""
         if self._publishing is None or self._publishing[0].connection_pool is not self.pool:
-            runtime = getattr(self.connection.client, "redelivery", None)
-            wanted = 0 if runtime is None else runtime.settings.wait_replicas
-            self._publishing = ConfirmedRedis(self.pool, wanted), Keys.of(self)
+            self._publishing = ConfirmedRedis(self.pool, self.connection.client), Keys.of(self)
         publishing: tuple[Redis, Keys] = self._publishing
         return publishing
 
