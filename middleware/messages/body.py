@@ -31,6 +31,13 @@ def decoded(message: Raw) -> Any:
         return None
 
 
+def parts_of(message: Raw) -> list[Any] | None:
+    """Args, kwargs and embed; None if the body is not plain JSON of Celery's protocol 2."""
+    body = decoded(message)
+    is_shaped = isinstance(body, list) and len(body) == PARTS
+    return body if is_shaped and all(isinstance(part, kind) for part, kind in zip(body, (list, dict, dict), strict=True)) else None
+
+
 def with_body(message: Raw, body: Any) -> Raw:
     """The message with this body. Raises `EnvelopeError` if the body cannot be JSON."""
     try:
@@ -47,16 +54,16 @@ def with_body(message: Raw, body: Any) -> Raw:
 def without_chord(message: Raw) -> tuple[Raw, bool]:
     """The message without its chord, and whether it belonged to one."""
     # Decode only the members of a group, which include those of a chord: decoding every body would be slow.
-    body: Any = decoded(message) if message["headers"].get("group") is not None else None
-    if not _is_protocol_2(body) or body[2].get("chord") is None:
+    body = parts_of(message) if message["headers"].get("group") is not None else None
+    if body is None or body[2].get("chord") is None:
         return message, False
     return with_body(message, [body[0], body[1], {**body[2], "chord": None}]), True
 
 
 def embedded(message: Raw) -> dict[str, Any]:
     """The body's third part: chord, chain, callbacks. Empty if the body is not plain JSON of Celery's protocol 2."""
-    body: Any = decoded(message)
-    return dict(body[2]) if _is_protocol_2(body) else {}
+    body = parts_of(message)
+    return {} if body is None else dict(body[2])
 
 
 def edited(
@@ -75,8 +82,8 @@ def edited(
         headers["task"] = task
     if args is None and kwargs is None:
         return {**message, "headers": headers}
-    body = decoded(message)
-    if not _is_protocol_2(body):
+    body = parts_of(message)
+    if body is None:
         msg = (
             f"its body is {message.get('content-type') or 'of no type'}, not a Celery task in JSON: its arguments cannot be edited"
         )
@@ -86,11 +93,6 @@ def edited(
         if name in headers:
             headers[name] = safe_repr(value)
     return with_body({**message, "headers": headers}, [*given, body[2]])
-
-
-def _is_protocol_2(body: Any) -> bool:
-    is_shaped = isinstance(body, list) and len(body) == PARTS
-    return is_shaped and all(isinstance(part, kind) for part, kind in zip(body, (list, dict, dict), strict=True))
 
 
 def _bytes_of(message: Raw) -> bytes:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from redelivery.errors import EnvelopeError, RedriveError
 from redelivery.lazily import cached_property
 
-from ..messages.body import decoded, edited
+from ..messages.body import edited, parts_of
 from ..messages.envelope import Envelope
 from ..messages.recording import raw_id
 from ..messages.steps import opened, redriven
@@ -68,18 +68,17 @@ class Letter:
         return headers
 
     @cached_property
-    def _body(self) -> Any:
-        body = decoded(self.message)
-        return body if isinstance(body, list) and len(body) == 3 else None  # noqa: PLR2004 - args, kwargs, embed
+    def _body(self) -> list[Any] | None:
+        return parts_of(self.message)
 
     @property
     def args(self) -> list[Any] | None:
-        """The positional arguments; None if the body is not JSON."""
+        """The positional arguments; None if the body is not JSON of a Celery call."""
         return None if self._body is None else list(self._body[0])
 
     @property
     def kwargs(self) -> dict[str, Any] | None:
-        """The keyword arguments; None if the body is not JSON."""
+        """The keyword arguments; None if the body is not JSON of a Celery call."""
         return None if self._body is None else dict(self._body[1])
 
     @property
