@@ -38,7 +38,7 @@ redacting: weakref.WeakSet[Any] = weakref.WeakSet()
 _TEXTS, _TRACEBACKS = ("detail",), ("exception", "stack")
 
 
-def told(exc: BaseException) -> str:
+def error_text(exc: BaseException) -> str:
     """The text of an exception that may repeat a message's content; its type alone if `redact` is set."""
     return type(exc).__name__ if redacting else str(exc)
 

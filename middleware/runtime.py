@@ -54,7 +54,7 @@ class Telemetry(Protocol):
 class Runtime:
     """The app, its policies, its broker, the messages that a worker holds, and the transitions without an answer yet.
 
-    `connect` makes the transport when it is first used; `tell` makes the object that reports to OpenTelemetry.
+    `connect` makes the transport when it is first used; `make_telemetry` makes the object that reports to OpenTelemetry.
     """
 
     def __init__(
@@ -63,12 +63,12 @@ class Runtime:
         policies: Resolver,
         outbox: Carrier,
         connect: Callable[[Celery], Transport],
-        tell: Callable[[Runtime], Telemetry],
+        make_telemetry: Callable[[Runtime], Telemetry],
     ) -> None:
         self.app = app
         self.policies = policies
         self.outbox = outbox
-        self._connect, self._tell = connect, tell
+        self._connect, self._make_telemetry = connect, make_telemetry
         #: The node name of the worker; empty in a producer.
         self.worker = ""
         #: Whether the pool runs tasks in the worker's own process (threads, greenlets, `solo`).
@@ -101,7 +101,7 @@ class Runtime:
     @cached_property
     def telemetry(self) -> Telemetry | None:
         """The object that reports to OpenTelemetry; None if the setting is off. Raises `ConfigurationError`."""
-        return self._tell(self) if self.settings.opentelemetry else None
+        return self._make_telemetry(self) if self.settings.opentelemetry else None
 
     def now_ms(self) -> int:
         """The broker's time, as far as a worker knows it; before it has connected, this machine's time."""

@@ -242,7 +242,7 @@ class OutcomeLog(Protocol):
     def tail(self, limit: int, *, is_followed: bool) -> AbstractContextManager[Tail]:
         """The `limit` newest events. If `is_followed`, also later events until the block ends."""
 
-    def hear(
+    def listen(
         self, dead_letter_queue: str, *, since_ms: int | None = None
     ) -> AbstractContextManager[Callable[[float], Iterable[Event]]]:
         """A function that returns the events since its last call, after at most the given seconds of waiting.
@@ -367,7 +367,7 @@ class Sightings(Protocol):
     def see(self, contents: Contents, queue: str, place: str, seen_ms: int, *, due_ms: int | None = None, owner: str = "") -> None:
         """Add a message that was found in this place."""
 
-    def hear(self, event: Event) -> None:
+    def apply(self, event: Event) -> None:
         """Add an event that was recorded while the broker was read."""
 
 

@@ -47,7 +47,7 @@ class Redelivering(Retry):
         self.delay_ms: int = facts.get("delay_ms", 0)
         self.failed: Failed | None = facts.get("failed")
         #: Whether nothing reads its traceback, so that it is reported without one (`report`).
-        self.is_unheard: bool = facts.get("is_unheard", False)
+        self.is_unread: bool = facts.get("is_unread", False)
 
     def humanize(self) -> str:
         """The delay in Celery's form; from one second on in whole seconds, which celery-progress reads."""
@@ -56,9 +56,9 @@ class Redelivering(Retry):
         return f"in {math.ceil(self.when)}s" if self.when >= 1 else f"in {self.when:.3g}s"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if self.is_unheard:
+        if self.is_unread:
             failed = self.failed
-            return _unheard, (self.delay_ms, None if failed is None else (failed.type, failed.message, failed.fingerprint))
+            return _unread, (self.delay_ms, None if failed is None else (failed.type, failed.message, failed.fingerprint))
         return _redelivering, (self.message, self.exc, self.when, self.delay_ms, self.failed)
 
 
@@ -66,9 +66,9 @@ def _redelivering(message: str | None, exc: BaseException | None, when: Any, del
     return Redelivering(message, exc, when, delay_ms=delay_ms, failed=failed)
 
 
-def _unheard(delay_ms: int, failure: tuple[str, str, str] | None) -> Redelivering:
+def _unread(delay_ms: int, failure: tuple[str, str, str] | None) -> Redelivering:
     failed = None if failure is None else Failed(type=failure[0], message=failure[1], fingerprint=failure[2])
-    return Redelivering(None, None, None, delay_ms=delay_ms, failed=failed, is_unheard=True)
+    return Redelivering(None, None, None, delay_ms=delay_ms, failed=failed, is_unread=True)
 
 
 class Dying(NamedTuple):
@@ -133,11 +133,11 @@ class Attempt:
         """The exception that makes the worker carry this decision out. `reported` is what Celery shows instead of `exc`."""
         failed = self.runtime.failed_of(exc, with_traceback=False)  # a death's is in the pool's report
         if isinstance(decided, decision.Redeliver):
-            is_unheard = not _is_heard(self.task, self.task.request, has_events=self.facts.has_events)
+            is_unread = not _is_read(self.task, self.task.request, has_events=self.facts.has_events)
             reported = exc if reported is UNSET else reported
             if reported is not None:
-                reported = safe_repr(reported) if is_unheard else get_pickleable_exception(reported)
-            facts: dict[str, Any] = {"delay_ms": round(decided.delay * 1000), "failed": failed, "is_unheard": is_unheard}
+                reported = safe_repr(reported) if is_unread else get_pickleable_exception(reported)
+            facts: dict[str, Any] = {"delay_ms": round(decided.delay * 1000), "failed": failed, "is_unread": is_unread}
             return Redelivering(None, reported, decided.delay, **facts)
         self.dying, self.raised = Dying(decided, failed), exc
         return exc
@@ -148,7 +148,7 @@ def classes_of(throws: Any) -> tuple[type[BaseException], ...]:
     return throws if isinstance(throws, tuple) else (throws,) if isinstance(throws, type) else ()
 
 
-def _is_heard(task: Any, request: Any, *, has_events: bool) -> bool:
+def _is_read(task: Any, request: Any, *, has_events: bool) -> bool:
     """Whether anything reads the traceback of a redelivery: events, a signal's receiver, a hook or a result backend."""
     if has_events or signals.task_retry.receivers or task_has_custom(task, "on_retry"):
         return True

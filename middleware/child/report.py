@@ -67,12 +67,12 @@ class Info(TraceInfo):
     __slots__ = ("reported",)
 
     def handle_retry(self, task: Any, req: Any, store_errors: bool = True, **kwargs: Any) -> Any:
-        """As Celery's; for a redelivery that is `is_unheard`, only the log line is written."""
+        """As Celery's; for a redelivery that is `is_unread`, only the log line is written."""
         reason = self.retval
-        is_unheard = getattr(reason, "is_unheard", None)
-        if is_unheard is None:  # a retry that Celery itself has published
+        is_unread = getattr(reason, "is_unread", None)
+        if is_unread is None:  # a retry that Celery itself has published
             return super().handle_retry(task, req, store_errors=store_errors, **kwargs)
-        if not is_unheard:
+        if not is_unread:
             try:
                 return super().handle_retry(task, req, store_errors=store_errors, **kwargs)
             except Exception as exc:  # noqa: BLE001 - from the task's hook or result backend; the message is still redelivered

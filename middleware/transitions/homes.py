@@ -83,7 +83,7 @@ class Homes:
             raise EnvelopeError(msg)
         return Home(queue)
 
-    def told(self, home: Home) -> str:
+    def in_words(self, home: Home) -> str:
         """The home in words: on Redis the queue alone, because messages go directly to it."""
         return home.queue if Capability.LEASES in self.transport.capabilities else str(home)
 

@@ -81,7 +81,7 @@ class Caller:
 
     def failed(self, exc: BaseException, einfo: Any = None) -> None:
         """Store FAILURE, call the error callbacks and send the signal, as after a failed attempt."""
-        with self._telling("mark_as_failure"):
+        with self._calling("mark_as_failure"):
             task, args, kwargs = self.task, self.context.args, self.context.kwargs
             task.backend.mark_as_failure(self.task_id, exc, request=self.context, store_result=self.stores)
             if isinstance(exc, TimeLimitExceeded):  # for other deaths Celery's worker calls no hooks either
@@ -92,7 +92,7 @@ class Caller:
 
     def retried(self, exc: BaseException, delay: float, einfo: Any = None) -> None:
         """Store RETRY, call the task's hook and send the signal: the message is delivered again."""
-        with self._telling("on_retry"):
+        with self._calling("on_retry"):
             task = self.task
             if self.stores:
                 task.backend.mark_as_retry(self.task_id, exc, getattr(einfo, "traceback", None), request=self.context)
@@ -101,18 +101,18 @@ class Caller:
 
     def revoked(self) -> None:
         """Store REVOKED, report it to a chord, and send the signal."""
-        with self._telling("revoked"):
+        with self._calling("revoked"):
             self.task.backend.mark_as_revoked(self.task_id, "revoked", request=self.context, store_result=self.stores)
             signals.task_revoked.send(sender=self.task, request=self.context, terminated=False, signum=None, expired=False)
 
     def stays_revoked(self) -> None:
         """Store REVOKED again: the signal that ended the task made the attempt fail, which stored RETRY."""
-        with self._telling("revoked"):
+        with self._calling("revoked"):
             if self.stores:
                 self.task.backend.store_result(self.task_id, TaskRevokedError("terminated"), REVOKED, request=self.context)
 
     @contextmanager
-    def _telling(self, hook: str) -> Iterator[None]:
+    def _calling(self, hook: str) -> Iterator[None]:
         """Push the request, so that hooks find it, and log what they raise."""
         self.task.request_stack.push(self.context)
         try:

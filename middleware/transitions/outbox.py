@@ -174,7 +174,7 @@ class Outbox:
                 return
             self._quarantine(tag, transition, then, exc)
         else:
-            tell(then, answer, tag)
+            call_back(then, answer, tag)
         with self._lock:
             self._line.popleft()
         self._wait, self._failures, self._ask_at = FIRST_WAIT, 0, 0.0
@@ -196,10 +196,10 @@ class Outbox:
                 continue
             with self._lock:
                 self._quarantined.remove(each)
-            tell(each.then, answer, each.tag)
+            call_back(each.then, answer, each.tag)
 
 
-def tell(then: Then, answer: Answer, tag: str) -> None:
+def call_back(then: Then, answer: Answer, tag: str) -> None:
     """Call `then` with the answer, and log what it raises."""
     try:
         then(answer)

@@ -16,7 +16,7 @@ from celery.worker import state
 
 from redelivery.errors import EnvelopeError
 
-from ..logs import log, told
+from ..logs import error_text, log
 from ..messages.envelope import ANNOUNCED, HEADER, Envelope, Failed, mapping
 from ..messages.events import Outcome, Reason
 from ..messages.recording import about
@@ -243,7 +243,7 @@ class Arrivals:
 
     def on_garbage(self, held: Held, exc: Exception) -> None:
         """Bury a message that kombu could not decode."""
-        log.error("message.undecodable", tag=held.tag, queue=held.queue, error=told(exc))
+        log.error("message.undecodable", tag=held.tag, queue=held.queue, error=error_text(exc))
         try:
             message = opened(held.raw)
         except EnvelopeError:

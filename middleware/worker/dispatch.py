@@ -46,7 +46,7 @@ WRAPPED = ("on_success", "on_accepted")
 def hand_over(request: Egress, delivery: HeldDelivery, runtime: Runtime) -> None:
     """Wrap the request's `execute_using_pool`, a method of the class that Celery generates."""
     wrapped: Any = request
-    request.is_told = True
+    request.is_handed_over = True
     execute, must_start = wrapped.execute_using_pool, delivery.must_start and not runtime.shares_process
     if runtime.shares_process:
         wrapped.on_success = _watching_success(request, wrapped.on_success)

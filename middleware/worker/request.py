@@ -42,7 +42,7 @@ class Egress(Request):
 
     delivery: PlainDelivery | ObservedDelivery | HeldDelivery = PLAIN
     #: Whether Celery's own strategy handed it to the pool, which then reports its end here.
-    is_told = False
+    is_handed_over = False
     #: When the pool's child took the task (monotonic), and how many seconds it then ran; None if unknown.
     accepted: float | None = None
     ran: float | None = None
@@ -143,7 +143,7 @@ class Egress(Request):
     @property
     def is_with_strategy(self) -> bool:
         """Whether the task's own `Strategy` has the task, and may run it at any time."""
-        return not self.is_told and strategy_of(self._task) is not None
+        return not self.is_handed_over and strategy_of(self._task) is not None
 
     def is_one_of(self, jobs: set[Any]) -> bool:
         """Whether its job in the pool is one of these; Celery keeps a weak reference to it."""

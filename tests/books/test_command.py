@@ -22,7 +22,7 @@ from redelivery.workers.export.tables import EVENTS as EXPORTED_EVENTS
 from redelivery.workers.export.tables import INVENTORY as EXPORTED_INVENTORY
 from redelivery.workers.export.tables import write_rows
 from redelivery.workers.reconciliation.schema import EVENTS, INVENTORY
-from tests.support.books.books_command import COMMAND, SUCCEEDED, arguments, run, run_mounted, told
+from tests.support.books.books_command import COMMAND, SUCCEEDED, arguments, histories, run, run_mounted
 from tests.support.books.spark_session import NOON, Histories, rows, spark, write_lines
 from tests.support.lanes import first_quick
 from tests.support.running import ROOT, until
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 
     from pyspark.sql.types import StructType
 
-__all__ = ["spark", "told"]
+__all__ = ["histories", "spark"]
 
 pytestmark = pytest.mark.xdist_group("spark")
 
 
-@pytest.mark.usefixtures("spark", "told")
+@pytest.mark.usefixtures("spark", "histories")
 def test_balanced_books_end_with_zero_and_one_json_object(tmp_path: Path) -> None:
     """Standard output equals the written summary; progress goes to standard error."""
     result = run(tmp_path, "--json")
@@ -48,11 +48,11 @@ def test_balanced_books_end_with_zero_and_one_json_object(tmp_path: Path) -> Non
 
 
 @pytest.mark.usefixtures("spark")
-def test_books_that_do_not_balance_name_the_worst_lives_and_the_report(told: Histories, tmp_path: Path) -> None:
+def test_books_that_do_not_balance_name_the_worst_lives_and_the_report(histories: Histories, tmp_path: Path) -> None:
     """At most ten of them, with the cause of each and what to do; nothing of the progress with `--quiet`."""
     for number in range(11):
-        told.tell(f"lost-{number:02}", "published", start_ms=NOON + number)
-    told.write(tmp_path)
+        histories.add(f"lost-{number:02}", "published", start_ms=NOON + number)
+    histories.write(tmp_path)
     result = run(tmp_path, "--quiet")
     assert (result.exit_code, result.stderr) == (1, "")
     _, _, after = result.stdout.partition("The books DO NOT BALANCE.\n")
@@ -70,10 +70,10 @@ def test_books_whose_reader_goes_early_do_not_balance_for_that(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: list[str]
 ) -> None:
     """As in `redelivery reconcile … | head -1`: the exit code is that of the books."""
-    told = Histories()
-    told.tell("lost", "published")
-    told.hold("b", "queue")
-    told.write(tmp_path)
+    histories = Histories()
+    histories.add("lost", "published")
+    histories.hold("b", "queue")
+    histories.write(tmp_path)
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "w") as stdout, monkeypatch.context() as patch:
@@ -100,7 +100,7 @@ def test_a_wrong_option_is_one_line_with_a_help_that_can_be_asked_for(tmp_path: 
     assert help_.stdout.startswith(f"Usage: {named} [OPTIONS]\n")
 
 
-@pytest.mark.usefixtures("spark", "told")
+@pytest.mark.usefixtures("spark", "histories")
 @pytest.mark.parametrize(
     ("option", "place", "why"),
     first_quick(
@@ -160,15 +160,15 @@ def test_progress_is_one_line_on_a_terminal_that_is_gone_at_the_end(monkeypatch:
 
 
 @pytest.mark.usefixtures("spark")
-def test_a_second_run_replaces_the_first_and_says_the_same(told: Histories, tmp_path: Path) -> None:
+def test_a_second_run_replaces_the_first_and_says_the_same(histories: Histories, tmp_path: Path) -> None:
     """The same inputs give the same books, and nothing but them is left in the folder."""
-    assert told.events
+    assert histories.events
     first, second = run(tmp_path, "--json", "--all"), run(tmp_path, "--json", "--all")
     assert first.stdout == second.stdout
     assert sorted(each.name for each in tmp_path.iterdir()) == ["books", "inventory", "outcomes"]
 
 
-@pytest.mark.usefixtures("spark", "told")
+@pytest.mark.usefixtures("spark", "histories")
 def test_a_gap_in_the_export_makes_the_books_not_balance(tmp_path: Path) -> None:
     """Events that left the outcome log before an export are missing: the gap is listed, and the exit code is 1."""
     gap = {"after": "1-0", "before": "9-0", "lost": 7, "why": "cap", "noticed_ms": 1}
@@ -179,7 +179,7 @@ def test_a_gap_in_the_export_makes_the_books_not_balance(tmp_path: Path) -> None
     assert (summary["balanced"], summary["gaps"]) == (False, [gap])
 
 
-@pytest.mark.usefixtures("spark", "told")
+@pytest.mark.usefixtures("spark", "histories")
 def test_ages_are_counted_up_to_the_moment_that_is_given(tmp_path: Path) -> None:
     """A task without an end is first in flight, and lost after the grace period."""
     events = [{"event_id": "9-0", "task_id": "c", "outcome": "published", "queue": "orders", "at_ms": NOON}]
@@ -194,11 +194,11 @@ def test_ages_are_counted_up_to_the_moment_that_is_given(tmp_path: Path) -> None
 @pytest.mark.parametrize("is_noted", [True, False])
 def test_an_event_from_a_clock_that_is_ahead_makes_no_life_old(tmp_path: Path, *, is_noted: bool) -> None:
     """Ages are counted up to when somebody looked at the broker: on RabbitMQ each worker's clock gives the time of its events."""
-    told, hour = Histories(), 3_600_000
-    told.tell("young", "published", start_ms=NOON + hour - 60_000)
-    told.tell("of a wrong clock", "published", SUCCEEDED, start_ms=NOON + 3 * hour)
-    told.hold("b", "queue")
-    told.write(tmp_path)
+    histories, hour = Histories(), 3_600_000
+    histories.add("young", "published", start_ms=NOON + hour - 60_000)
+    histories.add("of a wrong clock", "published", SUCCEEDED, start_ms=NOON + 3 * hour)
+    histories.hold("b", "queue")
+    histories.write(tmp_path)
     if is_noted:
         (tmp_path / "inventory" / "_taken.json").write_text(json.dumps({"seen_ms": NOON + hour}))
     result = run(tmp_path, "--json")
@@ -206,10 +206,10 @@ def test_an_event_from_a_clock_that_is_ahead_makes_no_life_old(tmp_path: Path, *
 
 
 @pytest.mark.usefixtures("spark")
-def test_parquet_and_json_lines_may_lie_side_by_side(told: Histories, tmp_path: Path) -> None:
+def test_parquet_and_json_lines_may_lie_side_by_side(histories: Histories, tmp_path: Path) -> None:
     """Written by the export's own writer, in folders by date and hour; empty files do no harm."""
-    told.tell("c", "published", SUCCEEDED)
-    write_rows(told.events[2:], str(tmp_path / "outcomes" / "date=2026-02-01" / "hour=00"), EXPORTED_EVENTS, name="outcomes")
+    histories.add("c", "published", SUCCEEDED)
+    write_rows(histories.events[2:], str(tmp_path / "outcomes" / "date=2026-02-01" / "hour=00"), EXPORTED_EVENTS, name="outcomes")
     write_rows([], str(tmp_path / "outcomes" / "date=2026-02-02" / "hour=00"), EXPORTED_EVENTS, name="outcomes")
     write_rows([], str(tmp_path / "empty"), EXPORTED_INVENTORY, name="inventory")
     result = run(tmp_path, "--json", inventory=str(tmp_path / "empty"))
@@ -219,7 +219,7 @@ def test_parquet_and_json_lines_may_lie_side_by_side(told: Histories, tmp_path: 
 
 @pytest.mark.usefixtures("spark")
 @pytest.mark.parametrize("kind", [pa.int32(), pa.int64()])
-def test_counts_of_either_width_are_read(told: Histories, tmp_path: Path, kind: pa.DataType) -> None:
+def test_counts_of_either_width_are_read(histories: Histories, tmp_path: Path, kind: pa.DataType) -> None:
     """Whoever writes Parquet without a schema of its own writes 64 bits."""
     counts = {"generation": pa.array([0, 0], kind), "delivery": pa.array([0, 1], kind), "attempt": pa.array([0, 1], kind)}
     texts = {"event_id": ["x-1", "x-2"], "task_id": ["wide", "wide"], "outcome": ["published", "succeeded"], "queue": ["q", "q"]}
@@ -227,7 +227,9 @@ def test_counts_of_either_width_are_read(told: Histories, tmp_path: Path, kind: 
     parquet.write_table(pa.table({**texts, **counts, "at_ms": [NOON, NOON + 1]}), tmp_path / "outcomes" / "wide.parquet")
     result = run(tmp_path, "--json")
     assert result.exit_code == 0, result.stderr
-    assert json.loads(result.stdout)["outcomes"]["succeeded"] == 1 + sum(event["outcome"] == "succeeded" for event in told.events)
+    assert json.loads(result.stdout)["outcomes"]["succeeded"] == 1 + sum(
+        event["outcome"] == "succeeded" for event in histories.events
+    )
 
 
 @pytest.mark.usefixtures("spark")
@@ -239,7 +241,7 @@ def test_counts_of_either_width_are_read(told: Histories, tmp_path: Path, kind: 
 def test_an_empty_inventory_counts_from_when_it_was_taken(tmp_path: Path, taken_ms: int | None, verdict: str) -> None:
     """The last task of a quiet system is lost if a later look at the broker did not find it."""
     quiet = Histories()
-    quiet.tell("last", "published")
+    quiet.add("last", "published")
     quiet.write(tmp_path)
     if taken_ms is not None:
         (tmp_path / "inventory" / "_taken.json").write_text(json.dumps({"seen_ms": taken_ms}))
@@ -251,9 +253,9 @@ def test_an_empty_inventory_counts_from_when_it_was_taken(tmp_path: Path, taken_
 @pytest.mark.usefixtures("spark")
 def test_books_of_an_inventory_that_is_not_whole_say_so(tmp_path: Path) -> None:
     """What the inventory counted and did not list (RabbitMQ) may be what the books call lost."""
-    told = Histories()
-    told.tell("waits", "published")
-    told.write(tmp_path)
+    histories = Histories()
+    histories.add("waits", "published")
+    histories.write(tmp_path)
     noted = {"seen_ms": NOON + 3_600_000, "unlisted": {"orders": 2, "DLQ.<b>": 1}}
     (tmp_path / "inventory" / "_taken.json").write_text(json.dumps(noted))
     result = run(tmp_path)
@@ -271,7 +273,7 @@ def test_the_export_writes_the_columns_that_the_books_read(ours: StructType, exp
     assert {each.name: each.dataType.simpleString() for each in ours} == {each.name: kinds[each.type] for each in exported}
 
 
-@pytest.mark.usefixtures("spark", "told")
+@pytest.mark.usefixtures("spark", "histories")
 def test_a_folder_of_somebody_elses_is_not_overwritten(tmp_path: Path) -> None:
     """A folder with other files, one of the inputs, or one within them."""
     (tmp_path / "thesis").mkdir()
@@ -283,7 +285,7 @@ def test_a_folder_of_somebody_elses_is_not_overwritten(tmp_path: Path) -> None:
     assert (tmp_path / "thesis" / "chapter.txt").read_text() == "1"
 
 
-@pytest.mark.usefixtures("spark", "told")
+@pytest.mark.usefixtures("spark", "histories")
 def test_an_output_that_is_a_link_is_written_where_it_leads(tmp_path: Path) -> None:
     """The link stays; one that leads to an input is refused."""
     (tmp_path / "today").mkdir()
@@ -297,7 +299,7 @@ def test_an_output_that_is_a_link_is_written_where_it_leads(tmp_path: Path) -> N
 
 
 @pytest.mark.full
-@pytest.mark.usefixtures("told")
+@pytest.mark.usefixtures("histories")
 def test_an_output_that_is_a_mount_point_is_not_emptied(tmp_path: Path) -> None:
     """A bind mount of the same disk is not known before the rename fails: then all is as it was."""
     for name in ("disk", "books"):
@@ -310,7 +312,7 @@ def test_an_output_that_is_a_mount_point_is_not_emptied(tmp_path: Path) -> None:
     assert {each.name for each in tmp_path.iterdir()} == {"disk", "books", "outcomes", "inventory"}
 
 
-@pytest.mark.usefixtures("spark", "told")
+@pytest.mark.usefixtures("spark", "histories")
 def test_an_output_that_a_run_left_half_done_is_done_again(tmp_path: Path) -> None:
     """On an object store a rename is a copy and may be interrupted: the files beside the output show that it was ours."""
     (tmp_path / "books" / "metrics").mkdir(parents=True)
@@ -320,7 +322,7 @@ def test_an_output_that_a_run_left_half_done_is_done_again(tmp_path: Path) -> No
     assert (tmp_path / "books" / "summary.json").exists()
 
 
-@pytest.mark.usefixtures("spark", "told")
+@pytest.mark.usefixtures("spark", "histories")
 def test_what_a_killed_run_left_goes_a_day_later(tmp_path: Path) -> None:
     """A run at the same time keeps its files."""
     old, new = tmp_path / ".books.new-0123", tmp_path / ".books.old-4567"
@@ -352,10 +354,10 @@ def _without_java(folder: Path) -> dict[str, str]:
 
 @pytest.mark.slow
 @pytest.mark.full
-def test_a_machine_without_java_uses_the_embedded_one_and_prints_nothing_of_sparks(told: Histories, tmp_path: Path) -> None:
+def test_a_machine_without_java_uses_the_embedded_one_and_prints_nothing_of_sparks(histories: Histories, tmp_path: Path) -> None:
     """The whole command in its own process: only our lines are printed, and a lost task gives exit code 1."""
-    told.tell("lost", "published")
-    told.write(tmp_path)
+    histories.add("lost", "published")
+    histories.write(tmp_path)
     environment = _without_java(tmp_path)
     done = subprocess.run(
         [*COMMAND, *arguments(tmp_path)], env=environment, capture_output=True, text=True, check=False, timeout=280
@@ -370,7 +372,7 @@ def test_a_machine_without_java_uses_the_embedded_one_and_prints_nothing_of_spar
 
 @pytest.mark.full
 @pytest.mark.slow
-@pytest.mark.usefixtures("told")
+@pytest.mark.usefixtures("histories")
 def test_an_interrupted_run_leaves_nothing_and_ends_with_130(tmp_path: Path) -> None:
     """SIGTERM while it works, as an orchestrator sends it. Besides the progress there is one line, and nothing of py4j's."""
     with subprocess.Popen([*COMMAND, *arguments(tmp_path)], stderr=subprocess.PIPE, text=True) as process:
@@ -388,15 +390,15 @@ def test_an_interrupted_run_leaves_nothing_and_ends_with_130(tmp_path: Path) -> 
 
 @pytest.mark.slow
 @pytest.mark.full
-@pytest.mark.usefixtures("told")
+@pytest.mark.usefixtures("histories")
 def test_a_run_that_is_interrupted_while_java_starts_leaves_no_java(tmp_path: Path) -> None:
     """PySpark would leave a process that never ends."""
     with subprocess.Popen([*COMMAND, *arguments(tmp_path)], stderr=subprocess.PIPE, text=True) as process:
         java = until(lambda: next(_javas_of(process.pid), None))
         process.send_signal(signal.SIGINT)
-        _, told = process.communicate(timeout=120)
-    assert process.returncode == 130, told
-    assert told.splitlines()[-1] == "interrupted; run it again"
+        _, output = process.communicate(timeout=120)
+    assert process.returncode == 130, output
+    assert output.splitlines()[-1] == "interrupted; run it again"
     until(lambda: not java.exists(), what="no Java is left")
 
 
@@ -413,10 +415,10 @@ def _javas_of(parent: int) -> Iterator[Path]:
 @pytest.mark.full
 def test_names_that_are_not_ascii_are_found_in_any_locale(tmp_path: Path) -> None:
     """Java reads names as its locale says; cron and many containers have none."""
-    folder, told = tmp_path / "bücher", Histories()
-    told.tell("lost", "published")
-    told.hold("b", "queue")
-    told.write(folder)
+    folder, histories = tmp_path / "bücher", Histories()
+    histories.add("lost", "published")
+    histories.hold("b", "queue")
+    histories.write(folder)
     (folder / "outcomes" / "date=2026-01-31").rename(folder / "outcomes" / "tägé")
     command = [*COMMAND, *arguments(folder, "--json")]
     done = subprocess.run(command, env=os.environ | {"LC_ALL": "C"}, capture_output=True, text=True, check=False, timeout=280)

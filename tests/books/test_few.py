@@ -44,14 +44,14 @@ def begins_with(table: DataFrame) -> str:
 
 def test_a_small_day_asks_spark_for_no_more_than_it_needs(spark: SparkSession, tmp_path: Path) -> None:
     """Each Spark query takes 0.1 s, however little it reads: one query more must be a deliberate change."""
-    told = Histories()
+    histories = Histories()
     for number in range(50):
-        told.tell(f"task-{number}", "published", SUCCEEDED)
-    told.tell("task-lost", "published", ("received", {"delivery": 1, "worker": "w1@shop"}))
-    told.tell("task-dead", "published", ("dead_lettered", {"reason": "exhausted", "exception": "ValueError"}))
-    told.hold("task-dead", "dead_letter")
+        histories.add(f"task-{number}", "published", SUCCEEDED)
+    histories.add("task-lost", "published", ("received", {"delivery": 1, "worker": "w1@shop"}))
+    histories.add("task-dead", "published", ("dead_lettered", {"reason": "exhausted", "exception": "ValueError"}))
+    histories.hold("task-dead", "dead_letter")
     tracker = spark.sparkContext.statusTracker()
     before = set(tracker.getJobIdsForGroup())
-    told.reconcile(spark, tmp_path)
+    histories.reconcile(spark, tmp_path)
     jobs = set(tracker.getJobIdsForGroup()) - before
     assert len(jobs) <= MOST_JOBS

@@ -75,8 +75,8 @@ def test_no_java_at_all_is_one_line_that_says_what_to_install(monkeypatch: pytes
 
 def test_a_machine_that_does_not_know_its_own_name_is_told_what_to_write() -> None:
     """A minimal system may have no /etc/hosts; the resolver's own message does not say what to do."""
-    told = explain(socket.gaierror(-2, "Name or service not known"))
-    assert told.endswith("add the line `127.0.0.1 localhost` to /etc/hosts")
+    histories = explain(socket.gaierror(-2, "Name or service not known"))
+    assert histories.endswith("add the line `127.0.0.1 localhost` to /etc/hosts")
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_a_java_home_tells_its_version_in_a_file(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str, *, is_used: bool
 ) -> None:
     """Then no Java is started to find the version; a home without that file is asked."""
-    home = tmp_path / "told"
+    home = tmp_path / "histories"
     (home / "bin").mkdir(parents=True)
     (home / "bin" / "java").write_text("#!/bin/sh\nexit 1\n")
     (home / "bin" / "java").chmod(0o700)

@@ -158,7 +158,7 @@ def heard(*events: Event, seen: str = "", seen_ms: int = 100) -> list[tuple[str,
     if seen:
         there.see(Contents.of(sealed(task_message("a"))), QUEUE, seen, seen_ms)
     for event in events:
-        there.hear(event)
+        there.apply(event)
     return [(row["task_id"], row["generation"], row["place"], row["due_ms"]) for row in there.rows()]
 
 

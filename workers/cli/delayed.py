@@ -27,7 +27,7 @@ from .context import Context, json_option, pass_context
 from .dlq import letters
 from .dlq.choosing import require_tasks
 from .ops.acting import NEEDS_YES, acting, detaching, is_confirmed, is_terminal
-from .ops.ops import tell_begun
+from .ops.ops import print_begun
 from .terminal.options import SECONDS, milliseconds_of
 from .terminal.output import Column, facts, lines, print_json, say, table
 
@@ -218,7 +218,7 @@ def cancel(
     if not (dry_run or yes or _is_agreed(context, queue, chosen, limit)):
         return
     if detach and not dry_run:
-        tell_begun(context, begin(context.runtime, Kind.CANCEL, queue, chosen, wanted, actor=actor, why=why))
+        print_begun(context, begin(context.runtime, Kind.CANCEL, queue, chosen, wanted, actor=actor, why=why))
         return
     check(context.runtime, Kind.CANCEL, queue, chosen, wanted)
     recorded = recording(

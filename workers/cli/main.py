@@ -20,7 +20,7 @@ from redelivery.errors import RedeliveryError
 
 from ..brokers.broker_words import broker_message
 from .context import Context, general
-from .terminal.output import tell_error, usage_message, write_no_more
+from .terminal.output import print_error, usage_message, write_no_more
 from .terminal.screen import screen_options
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class _Errors:
         if line is not None:
             if isinstance(exc, OSError):
                 write_no_more()
-            tell_error(line)
+            print_error(line)
             self._ctx.exit(ERROR)
 
 

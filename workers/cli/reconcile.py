@@ -26,9 +26,9 @@ import click
 from redelivery.display import harmless
 from redelivery.errors import InputError, RedeliveryError
 
-from ..reconciliation.report.wording import counted, lives_told
+from ..reconciliation.report.wording import counted, lines_of_lives
 from .terminal.options import PLACE, Read, at_least, milliseconds_of
-from .terminal.output import tell_error, usage_message, while_read
+from .terminal.output import print_error, usage_message, while_read
 from .terminal.screen import screen_width
 
 if TYPE_CHECKING:
@@ -264,12 +264,12 @@ def _show_worst(output: str) -> None:
         click.echo(f"\nEach life that is wrong is listed in {shown}/verdicts.")
     else:
         heading = f"The worst {len(page.lives)} of {page.total:,}:" if page.next else "What is wrong:"
-        click.echo("\n".join(["", heading, "", *lives_told(page.lives, screen_width())]).rstrip() if page.lives else "")
+        click.echo("\n".join(["", heading, "", *lines_of_lives(page.lives, screen_width())]).rstrip() if page.lives else "")
     click.echo(f"\nreport: {shown}/report.html\nmore:   redelivery books show {shown}")
 
 
 def _refuse(text: str) -> NoReturn:
-    tell_error(text)
+    print_error(text)
     raise SystemExit(2) from None
 
 

@@ -31,7 +31,7 @@ from celery.worker.request import Request
 from kombu.transport.virtual import Message
 
 from redelivery.middleware.brokers.errors import REDIS_ERRORS
-from redelivery.middleware.logs import HIDDEN, log, told
+from redelivery.middleware.logs import HIDDEN, error_text, log
 from redelivery.middleware.messages.events import Outcome
 from redelivery.middleware.ports import Answer, Capability
 from redelivery.middleware.transitions.notify import Caller
@@ -176,7 +176,7 @@ class RemoteControl(bootsteps.StartStopStep):
             message = Message(contents.message, channel=consumer.connection.default_channel, accept=consumer.task_consumer.accept)
             return Request(message, app=consumer.app, hostname=consumer.hostname, eventer=consumer.event_dispatcher, task=task)
         except Exception as exc:  # noqa: BLE001 - any client may have written the message
-            log.debug("delayed.unreadable", task_id=contents.task_id, error=told(exc))
+            log.debug("delayed.unreadable", task_id=contents.task_id, error=error_text(exc))
             return None
 
     def _shown(self, delayed: Delayed, request: Request) -> dict[str, Any]:

@@ -54,7 +54,7 @@ class Inventory:
         self.lives.pop(life, None)
         self.lives[life] = Sight(place, contents.task, due_ms, owner, seen_ms, message)
 
-    def hear(self, event: Event) -> None:
+    def apply(self, event: Event) -> None:
         """Apply an event that records a move, unless the life was seen after the event."""
         life = Life(event.task_id, event.nesting, event.generation, event.queue)
         if event.outcome == Outcome.REDRIVEN:

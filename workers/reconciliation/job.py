@@ -87,7 +87,7 @@ def reconcile(spark: SparkSession, books: Books, say: Callable[[str], object] = 
         plain = None
         if not (books.all_lives or books.are_small):
             plain = sort_out(inputs.events, inputs.known(state), keep, after_ms=inputs.watermark_ms)
-            inputs = replace(inputs, events=plain.events, all_told=inputs.events)
+            inputs = replace(inputs, events=plain.events, events_of_all=inputs.events)
             say(f"{plain.totals['lives']:,} tasks went as they should; folding the events of {plain.totals['asked']:,} others")
         left_open = inputs.open_before - (0 if plain is None else plain.totals["closed"])
         # This includes the lives in the inventory, except those without events.
@@ -221,36 +221,38 @@ class _Run:
 
         A table that is empty by the `summary` is written without a query over the lives.
         """
-        told = judged.where("NOT is_standing")
+        reported = judged.where("NOT is_standing")
         has_questions = summary.has_questions
 
         def verdicts() -> Figures:
-            shown = told if self.books.all_lives else told.where("verdict != 'balanced' OR is_correction")
+            shown = reported if self.books.all_lives else reported.where("verdict != 'balanced' OR is_correction")
             if not (has_questions or self.books.all_lives or summary.verdicts["in_flight"]):
-                shown = told.limit(0)
-            shown = self._with_evidence(shown, judged, told) if has_questions else without_histories(shown)
+                shown = reported.limit(0)
+            shown = self._with_evidence(shown, judged, reported) if has_questions else without_histories(shown)
             write_table(shown.selectExpr(*EVIDENCE), folder, "verdicts")
             return faults_of(self.inputs.spark, folder) if has_questions else Figures()
 
         def repeats() -> Figures:
-            repeated = told.where("is_repeated") if summary.possible_repeats else told.limit(0)
+            repeated = reported.where("is_repeated") if summary.possible_repeats else reported.limit(0)
             repeated = repeated.selectExpr("task_id", "generation", "task", "queue", "verdict", "cause", "nesting")
             write_table(repeated, folder, "repeats")
             return Figures()
 
         inputs = self.inputs
-        attempts = attempts_of(inputs.events, None) if inputs.all_told is None else attempts_of(inputs.all_told, inputs.events)
+        attempts = (
+            attempts_of(inputs.events, None) if inputs.events_of_all is None else attempts_of(inputs.events_of_all, inputs.events)
+        )
         runs = partial(runs_of, attempts, folder, self.execution)
         deadlines = inputs.taken.deadlines
         in_time = partial(in_time_of, deadlines=deadlines, as_of_ms=self.as_of_ms) if deadlines else None
         plain = None if self.plain is None else self.plain.cells
-        return [verdicts, runs, *figures_of(told, plain, folder, self.execution, in_time), repeats]
+        return [verdicts, runs, *figures_of(reported, plain, folder, self.execution, in_time), repeats]
 
-    def _with_evidence(self, shown: DataFrame, judged: DataFrame, told: DataFrame) -> DataFrame:
-        of = self.execution.keep(in_question(told))
-        heard = judged.select("worker", "last_ms")
-        heard = heard if self.plain is None else heard.unionByName(self.plain.heard.select(*heard.columns))
-        return with_histories(advised(shown, heard), self.execution.broadcast(of), self.inputs.all_events(of))
+    def _with_evidence(self, shown: DataFrame, judged: DataFrame, reported: DataFrame) -> DataFrame:
+        of = self.execution.keep(in_question(reported))
+        last_seen = judged.select("worker", "last_ms")
+        last_seen = last_seen if self.plain is None else last_seen.unionByName(self.plain.last_seen.select(*last_seen.columns))
+        return with_histories(advised(shown, last_seen), self.execution.broadcast(of), self.inputs.all_events(of))
 
     def _write_state(self, state: State, judged: DataFrame) -> Figures:
         """Write the state for the next run, without making it the current one."""
@@ -289,16 +291,16 @@ def _check_rows(lives: DataFrame, plain: SortedOut | None, books: Books, inputs:
         facts["events"] = (facts["events"] or 0) + plain.totals["events"]
         facts["watermark_ms"] = max(filter(None, (facts["watermark_ms"], plain.latest_ms)), default=None)
         facts["earliest_ms"] = min(filter(None, (facts["earliest_ms"], plain.earliest_ms)), default=None)
-    events = inputs.events if inputs.all_told is None else inputs.all_told
+    events = inputs.events if inputs.events_of_all is None else inputs.events_of_all
     if facts.get("broken"):
-        told = f"{facts['broken']} rows have no task_id, event_id or at_ms that can be used: these are not outcome events"
-        msg = f"{books.outcomes}: {told}; {_example(events, IS_BROKEN)}"
+        what = f"{facts['broken']} rows have no task_id, event_id or at_ms that can be used: these are not outcome events"
+        msg = f"{books.outcomes}: {what}; {_example(events, IS_BROKEN)}"
     elif facts.get("unknown"):
-        told = f"{facts['unknown']} rows have an unknown outcome: a newer version may have written them"
-        msg = f"{books.outcomes}: {told}; {_example(events, IS_UNKNOWN)}"
+        what = f"{facts['unknown']} rows have an unknown outcome: a newer version may have written them"
+        msg = f"{books.outcomes}: {what}; {_example(events, IS_UNKNOWN)}"
     elif facts.get("misplaced"):
-        told = f"{facts['misplaced']} rows have no task_id, seen_ms or known place: this is not an inventory"
-        msg = f"{books.inventory}: {told}; {_example(inputs.inventory, IS_MISPLACED)}"
+        what = f"{facts['misplaced']} rows have no task_id, seen_ms or known place: this is not an inventory"
+        msg = f"{books.inventory}: {what}; {_example(inputs.inventory, IS_MISPLACED)}"
     elif not facts.get("events") and not (inputs.base and inputs.base.version):
         msg = f"{books.outcomes} holds no outcome events: export them first, or look at the path"
     else:

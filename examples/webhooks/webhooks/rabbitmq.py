@@ -46,7 +46,7 @@ class RabbitMQ:
 
     def events(self) -> list[Event]:
         """The events since the last call, received through a separate queue."""
-        return [] if self._listening is None else list(self._listening.heard())
+        return [] if self._listening is None else list(self._listening.new_events())
 
     def held(self) -> int:
         """The number of messages that wait, are delayed, or are with a worker. Only `rabbitmqctl` tells the last figure."""

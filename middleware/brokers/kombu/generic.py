@@ -157,15 +157,15 @@ class GenericTransport(WithoutLeases):
         if message is not None:
             self._publish(queue, message)
         if event is not None:
-            self._tell(event)
+            self._log_event(event)
         if claim is not None and tag:
             claim.settle(tag)
         return Answer.DONE
 
-    def _tell(self, event: Event) -> None:
+    def _log_event(self, event: Event) -> None:
         """Log the event: its fields by name, without the empty ones."""
-        told = replace(event, event_id=self._numbers.next_id(), at_ms=self.now_ms(), clock="worker")
-        log.info("outcome.recorded", **{name: value for name, value in told.to_dict().items() if value not in {"", None}})
+        recorded = replace(event, event_id=self._numbers.next_id(), at_ms=self.now_ms(), clock="worker")
+        log.info("outcome.recorded", **{name: value for name, value in recorded.to_dict().items() if value not in {"", None}})
 
     def _publish(self, queue: str, message: bytes) -> None:
         envelope: dict[str, Any] = loads(message)  # kombu's `loads` keeps the types of values

@@ -23,7 +23,7 @@ from kombu.exceptions import OperationalError
 from ...messages.events import Numbering
 from ...messages.publication import Batch
 from .confirms import Confirms
-from .events import packed, tell_refused
+from .events import log_refused, packed
 from .messages import PERSISTENT
 from .publisher import UNWRITABLE
 
@@ -114,8 +114,8 @@ class Together:
         made = [self._made(each, producer) for each in left]
         events = [(each.event_id, event) for each, (_, event) in zip(left, made, strict=True) if event is not None]
         if events:
-            told = amqp.Message(packed(events), content_type="application/json", delivery_mode=PERSISTENT)
-            self._add(told, {"exchange": self._names.outcomes_exchange, "routing_key": self._names.outcomes})
+            event_message = amqp.Message(packed(events), content_type="application/json", delivery_mode=PERSISTENT)
+            self._add(event_message, {"exchange": self._names.outcomes_exchange, "routing_key": self._names.outcomes})
         for each, (message, _) in zip(left, made, strict=True):
             self._add(message, each.how)
         return len(events)
@@ -136,7 +136,7 @@ class Together:
                 each.is_published = number not in confirms.open and number not in confirms.nacked
         if at_log in confirms.nacked:
             confirms.nacked.remove(at_log)
-            tell_refused(events, self._names.outcomes)
+            log_refused(events, self._names.outcomes)
         if confirms.nacked:
             msg = f"the broker refused {len(confirms.nacked)} of {len(left)} messages"
             raise MessageNacked(msg)

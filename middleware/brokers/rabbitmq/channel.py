@@ -33,7 +33,7 @@ from .batch import Together
 from .consuming.acks import Settled, frames
 from .consuming.reading import ReadingAhead
 from .consuming.window import Windowed
-from .events import packed, tell_refused
+from .events import log_refused, packed
 from .messages import PERSISTENT
 from .names import AmqpNames
 from .properties import frame_handler
@@ -174,7 +174,7 @@ class Channel(Windowed):
             publish(message, NAMES.outcomes_exchange, NAMES.outcomes)
         except MessageNacked:  # the caller would publish the task again
             numbers.begin_anew()
-            tell_refused(1, NAMES.outcomes)
+            log_refused(1, NAMES.outcomes)
         except BaseException:
             numbers.begin_anew()
             raise

@@ -29,7 +29,7 @@ def packed(numbered: Iterable[tuple[str, Event]]) -> bytes:
     return json.dumps([_table(event_id, event) for event_id, event in numbered], separators=(",", ":")).encode()
 
 
-def tell_refused(count: int, log_name: str) -> None:
+def log_refused(count: int, log_name: str) -> None:
     """Log that the outcome log has refused this many events of published tasks."""
     why = f"the outcome log {log_name} takes no events: does a policy of the broker limit its length?"
     log.error("publish.not_recorded", count=count, why=why)

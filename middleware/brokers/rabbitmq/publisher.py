@@ -118,7 +118,7 @@ class Move:
         is_out = self.is_there and self.message is not None
         return not self.may_wait and not is_out and isinstance(exc, FORBIDDEN) and not isinstance(exc, NOT_NOW)
 
-    def told(self, numbers: Numbering) -> list[tuple[str, Event]]:
+    def numbered_events(self, numbers: Numbering) -> list[tuple[str, Event]]:
         """The events with their ids, which are the same at each call."""
         if self.event is None:
             return []
@@ -380,7 +380,7 @@ class Publisher:
         A reader that finds an entry acknowledges the message, so the event must be in the log: once the log has refused events,
         entries are written only after it has accepted some.
         """
-        events = [each for move in moves for each in move.told(self._numbers)]
+        events = [each for move in moves for each in move.numbered_events(self._numbers)]
         if not events:
             self._write_digests(HAS_MOVED, moves)
             return

@@ -24,7 +24,7 @@ from redis.exceptions import RedisError, ResponseError
 
 from ...logs import log
 from ...ports import Answer
-from ...transitions.outbox import tell
+from ...transitions.outbox import call_back
 from .scripts import packed
 from .transport import SOCKET_TIMEOUT, RedisTransport
 
@@ -123,7 +123,7 @@ class UnderWay:
         else:
             self._give_up(failed)
         for asked, answer in answered:
-            self._tell(asked, answer)
+            self._call_back(asked, answer)
 
     def _answers(self) -> tuple[list[tuple[Asked, Any]], Exception | None]:
         answered: list[tuple[Asked, Any]] = []
@@ -140,11 +140,11 @@ class UnderWay:
             return answered, exc
         return answered, BrokerGone("the broker has ended the connection")
 
-    def _tell(self, asked: Asked, answer: Any) -> None:
+    def _call_back(self, asked: Asked, answer: Any) -> None:
         if isinstance(answer, Exception):  # the transition has changed nothing
             self._repeat(asked)
         else:
-            tell(asked.then, self._transport.answered(answer), asked.tag)
+            call_back(asked.then, self._transport.answered(answer), asked.tag)
 
     def _watch(self) -> None:
         if not self._is_watched:
@@ -182,7 +182,7 @@ class UnderWay:
 
     def _repeat(self, asked: Asked) -> None:
         tag, then = asked.tag, asked.then
-        self._wait_for(tag, partial(asked.transition, self._transport), lambda answer: tell(then, answer, tag))
+        self._wait_for(tag, partial(asked.transition, self._transport), lambda answer: call_back(then, answer, tag))
 
     def _disconnect(self) -> None:
         connection, self._connection, self._is_busy = self._connection, None, False

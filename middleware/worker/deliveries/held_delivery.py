@@ -106,7 +106,7 @@ class HeldDelivery:
         """The task is over, or (`acks_late=False`) about to begin."""
         if request.acknowledged:
             return
-        has_end = request.is_told or request.time_start is not None
+        has_end = request.is_handed_over or request.time_start is not None
         if self.ending is None and has_end and not request.task.acks_late:
             self.settlement.accept_early(request)
             return
@@ -129,7 +129,7 @@ class HeldDelivery:
         if isinstance(decided, Redeliver):
             self.redeliver(request, 0, failed, requeued=True)  # at once, as Celery requeues
         elif decided is not None:  # not delivered again after all: report the failure, which Celery does not
-            self._tell_failure(request, Reject(f"rejected too often: {decided.detail}"))
+            self._report_failure(request, Reject(f"rejected too often: {decided.detail}"))
             self.settle(request, Dying(decided, failed))
         else:
             self.settle(request, Dying(self.decider.end(self.facts, Reason.REJECTED), failed))
@@ -268,7 +268,7 @@ class HeldDelivery:
             return
         log_loss(exc)
         try:
-            self._tell_failure(request, exc, exc_info)
+            self._report_failure(request, exc, exc_info)
         finally:  # a receiver of Celery's signals may end the process (`SystemExit`)
             self.settle(request, Dying(decided, self.runtime.failed_of(exc)))
 
@@ -289,7 +289,7 @@ class HeldDelivery:
             self.redeliver(request, round(decided.delay * 1000), self.runtime.failed_of(exc), crash=True)
         request.send_event("task-retried", exception=repr(exc), traceback="")
 
-    def _tell_failure(self, request: Any, exc: BaseException, exc_info: ExceptionInfo | None = None) -> None:
+    def _report_failure(self, request: Any, exc: BaseException, exc_info: ExceptionInfo | None = None) -> None:
         Caller.of(request).failed(exc, exc_info)
         traceback = "" if exc_info is None else str(exc_info.traceback or "")
         request.send_event("task-failed", exception=repr(exc), traceback=traceback)

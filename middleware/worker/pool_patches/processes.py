@@ -55,7 +55,7 @@ class PoolProcesses:
 
     def __init__(self, pool: Any, hub: Any) -> None:
         self._pool, self._hub = pool, hub
-        self._told: set[int] = set()
+        self._asked_to_end: set[int] = set()
 
     @property
     def inner(self) -> Any:
@@ -102,11 +102,11 @@ class PoolProcesses:
                 with suppress(StopIteration, OSError, EOFError):  # that child is gone
                     next(written[pipe])
 
-    def tell(self) -> None:
+    def ask_to_end(self) -> None:
         """Tell each child to end after its task; a later call tells one whose task is half written now."""
         busy = self._half_written()
         for child in list(self.inner._pool):  # noqa: SLF001
-            if child.pid in self._told or child.inqW_fd in busy:
+            if child.pid in self._asked_to_end or child.inqW_fd in busy:
                 continue
             try:
                 child.inq.put(None)
@@ -114,7 +114,7 @@ class PoolProcesses:
                 continue
             except OSError:  # the child no longer reads
                 log.debug("child.not_told", pid=child.pid)
-            self._told.add(child.pid)
+            self._asked_to_end.add(child.pid)
         self._reap()
 
     def cut(self, cancel: Callable[[], None]) -> None:

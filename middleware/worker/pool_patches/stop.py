@@ -241,7 +241,7 @@ class Stop:
             self._turn()
 
     def _turn(self) -> None:
-        self._tasks.tell()
+        self._tasks.ask_to_end()
         self._tasks.turn(TURN)
 
 

@@ -47,7 +47,7 @@ class PoolThreads:
         """Wait for `seconds` at most."""
         time.sleep(min(seconds, 0.01))  # `concurrent.futures.wait` would build its waiter again each time
 
-    def tell(self) -> None:
+    def ask_to_end(self) -> None:
         """Keep further tasks from beginning."""
         self._pool.executor.shutdown(wait=False, cancel_futures=True)
 
@@ -64,7 +64,7 @@ class PoolThreads:
         return []
 
     def not_begun(self) -> list[Any]:
-        """No jobs: `tell` has cancelled the futures of tasks that have not begun."""
+        """No jobs: `ask_to_end` has cancelled the futures of tasks that have not begun."""
         return []
 
     def close(self, celerys_own: Callable[[], None]) -> None:

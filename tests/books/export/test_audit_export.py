@@ -85,15 +85,15 @@ def test_each_record_is_a_line_with_all_that_was_recorded(desk: Desk, folder: Pa
     desk.json("dlq", "purge", LETTERS, "--id", task_id, "--yes", "--as", "ana", "--why", "not ours")
     desk.client.xadd(desk.keys.audit, {"record": '{"actor": "b", "act": "redrive", "acted": "done", "queue": "q", "new": 1}'})
     done = desk.json("outcomes", "export", "--to", str(folder / "out"))
-    told = desk.json("audit")
+    records = desk.json("audit")
     assert (done["audit"]["records"], done["audit"]["gaps"], len(done["audit"]["files"])) == (3, [], 1)
     assert done["audit"]["files"][0].startswith("_audit/")
     assert lines(folder / "out") == [
-        {**each, "log": "redelivery:audit", **({"new": 1} if each["actor"] == "b" else {})} for each in told[::-1]
+        {**each, "log": "redelivery:audit", **({"new": 1} if each["actor"] == "b" else {})} for each in records[::-1]
     ]
-    assert (told[-1]["acted"], told[-1]["why"], told[1]["result"]["moved"]) == ("begun", "not ours", 1)
+    assert (records[-1]["acted"], records[-1]["why"], records[1]["result"]["moved"]) == ("begun", "not ours", 1)
     assert desk.run("outcomes", "export", "--to", str(folder / "out")).stdout.startswith("0 events")
-    assert ids(folder / "out") == [each["record_id"] for each in told[::-1]]
+    assert ids(folder / "out") == [each["record_id"] for each in records[::-1]]
 
 
 def test_the_next_export_goes_on_and_days_have_folders_of_their_own(desk: Desk, folder: Path) -> None:

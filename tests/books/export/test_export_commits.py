@@ -38,12 +38,12 @@ def test_each_batch_has_a_commit_that_names_its_files_and_its_part_of_the_log(se
     """The parts of the log are contiguous, and the newest commit of a destination is at the cursor."""
     recorded, out = record(server.client, 25), folder / "out"
     result = export_outcomes(server.client, KEYS, str(out), batch=10)
-    told = commits(out)
-    assert [(each["began"][1], each["position"]) for each in told] == [(0, 10), (10, 20), (20, 25)]
-    assert [each["last"] for each in told] == [recorded[9], recorded[19], recorded[24]]
-    assert [file["file"] for each in told for file in each["files"]] == result.files
-    assert sum(file["rows"] for each in told for file in each["files"]) == 25
-    assert all((out / file["file"]).is_file() for each in told for file in each["files"])
+    found = commits(out)
+    assert [(each["began"][1], each["position"]) for each in found] == [(0, 10), (10, 20), (20, 25)]
+    assert [each["last"] for each in found] == [recorded[9], recorded[19], recorded[24]]
+    assert [file["file"] for each in found for file in each["files"]] == result.files
+    assert sum(file["rows"] for each in found for file in each["files"]) == 25
+    assert all((out / file["file"]).is_file() for each in found for file in each["files"])
     newest_commit = newest(str(out), KEYS.outcomes)
     assert newest_commit is not None
     assert (newest_commit.last, newest_commit.position) == (recorded[-1], 25)

@@ -124,8 +124,8 @@ def test_spark_reads_no_file_that_was_exported_after_the_files_were_listed(spark
 def test_the_gaps_of_a_commit_are_read_with_it(spark: SparkSession, out: Path) -> None:
     """Two exports at the same time may overwrite each other's list of gaps."""
     [commit] = out.glob("_commits/*/*.json")
-    told = json.loads(commit.read_text())
-    commit.write_text(json.dumps({**told, "gaps": [{"after": "1-0", "lost": 3}]}))
+    contents = json.loads(commit.read_text())
+    commit.write_text(json.dumps({**contents, "gaps": [{"after": "1-0", "lost": 3}]}))
     assert listed(spark, out).gaps == [(KEYS.outcomes, {"after": "1-0", "lost": 3})]
 
 

@@ -59,7 +59,7 @@ def test_files_of_both_versions_lie_side_by_side(spark: SparkSession, tmp_path: 
     books = _copied("parquet", tmp_path)
     shutil.rmtree(tmp_path / "outcomes" / "_commits")
     times: dict[str, Any] = {"started_ms": 1_795_516_936_000, "run_ms": 12, "waited_ms": 3, "release": "shop-8"}
-    told = [(Outcome.PUBLISHED, 0, {}), (Outcome.SUCCEEDED, 1, times)]
+    steps = [(Outcome.PUBLISHED, 0, {}), (Outcome.SUCCEEDED, 1, times)]
     events = [
         Event(
             task_id="new",
@@ -70,7 +70,7 @@ def test_files_of_both_versions_lie_side_by_side(spark: SparkSession, tmp_path: 
             delivery=at,
             **more,
         )
-        for outcome, at, more in told
+        for outcome, at, more in steps
     ]
     hour = str(tmp_path / "outcomes" / "date=2026-11-24" / "hour=10")
     write_rows((event.to_dict() for event in events), hour, EVENTS, name="later")
@@ -81,7 +81,7 @@ def test_files_of_both_versions_lie_side_by_side(spark: SparkSession, tmp_path: 
 @pytest.mark.full
 def test_an_audit_beside_the_events_changes_no_books(spark: SparkSession, server: Server, tmp_path: Path) -> None:
     """Both in a folder whose files are named by commits, and in one without commits."""
-    desk, told = Desk(server), []
+    desk, summaries = Desk(server), []
     acts = acted(Act.PURGE, Acted.DONE, "DLQ.celery", actor="ana", why="not ours", tasks=["t"])
     for number in range(2_000):
         desk.client.xadd(desk.keys.audit, {"record": acts}, id=f"{1_795_516_934_000 + number * 86_400}-0")
@@ -89,12 +89,12 @@ def test_an_audit_beside_the_events_changes_no_books(spark: SparkSession, server
         books = _copied("parquet", tmp_path / name)
         if not has_commits:
             shutil.rmtree(tmp_path / name / "outcomes" / "_commits")
-        told.append(reconcile(spark, books))
+        summaries.append(reconcile(spark, books))
         assert export_audit(RedisAudit(desk.transport), books.outcomes).records == 2_000
         assert len({file.parent for file in (tmp_path / name).glob("outcomes/_audit/*/*.jsonl")}) == 3
-        told.append(reconcile(spark, replace(books, output=str(tmp_path / name / "again"))))
-    assert told[0] == told[1] == told[2] == told[3]
-    assert (told[0].balanced, told[0].events, told[0].lives) == (True, 17, 7)
+        summaries.append(reconcile(spark, replace(books, output=str(tmp_path / name / "again"))))
+    assert summaries[0] == summaries[1] == summaries[2] == summaries[3]
+    assert (summaries[0].balanced, summaries[0].events, summaries[0].lives) == (True, 17, 7)
     desk.transport.close()
 
 

@@ -46,14 +46,14 @@ def test_a_folder_that_the_disk_does_not_rename_is_neither_copied_nor_deleted(sp
 @pytest.mark.parametrize("name", ["books[1]", "{a,b}", "*?", "bo\\oks", "bücher 100%20", "12:00"])
 def test_books_may_lie_wherever_a_file_system_lets_them(spark: SparkSession, tmp_path: Path, name: str) -> None:
     """Events, inventory, state and output are in a folder whose name looks like a pattern, beside a folder that it would match."""
-    told, elsewhere = Histories(), Histories()
-    elsewhere.tell("other", "published", "succeeded")
+    histories, elsewhere = Histories(), Histories()
+    elsewhere.add("other", "published", "succeeded")
     for matched in ("books1", "a", "xy"):
         elsewhere.write(tmp_path / matched)
     folder = tmp_path / name
-    told.tell("lost", "published", start_ms=NOON)
-    told.tell("open", "published", start_ms=NOON + 3_600_000)
-    books = told.write(folder, state=str(folder / "state"))
+    histories.add("lost", "published", start_ms=NOON)
+    histories.add("open", "published", start_ms=NOON + 3_600_000)
+    books = histories.write(folder, state=str(folder / "state"))
     first = reconcile(spark, books)
     assert (first.verdicts["lost"], first.verdicts["in_flight"], first.lives) == (1, 1, 2)
     assert first.figures is not None

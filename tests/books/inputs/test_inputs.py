@@ -13,7 +13,7 @@ import pytest
 from pyarrow import parquet
 
 from redelivery.workers.export.tables import EVENTS, INVENTORY, write_rows
-from tests.support.books.books_command import COMMAND, arguments, run, told
+from tests.support.books.books_command import COMMAND, arguments, histories, run
 from tests.support.books.spark_session import NOON, Histories, spark, write_lines
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-__all__ = ["spark", "told"]
+__all__ = ["histories", "spark"]
 
 pytestmark = pytest.mark.xdist_group("spark")
 
@@ -110,9 +110,9 @@ def _cut_inventory_at_a_line(folder: Path) -> None:
 
 def _another_export(folder: Path) -> None:
     """Its gaps and commits are not those of the folder that is read."""
-    told = Histories()
-    told.tell("c", "published", "succeeded")
-    write_lines(folder / "outcomes" / "shop" / "date=2026-01-31" / "hour=12" / "outcomes.jsonl", told.events)
+    histories = Histories()
+    histories.add("c", "published", "succeeded")
+    write_lines(folder / "outcomes" / "shop" / "date=2026-01-31" / "hour=12" / "outcomes.jsonl", histories.events)
     write_lines(folder / "outcomes" / "shop" / "_gaps.jsonl", [{"after": "1-0", "lost": 7}])
 
 
@@ -183,7 +183,7 @@ BAD_INPUTS: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
-@pytest.mark.usefixtures("spark", "told")
+@pytest.mark.usefixtures("spark", "histories")
 @pytest.mark.parametrize("fault", BAD_INPUTS)
 def test_an_input_that_cannot_be_used_is_one_clear_line_and_no_output(tmp_path: Path, fault: str) -> None:
     """Exit code 2, the fault and the file in one line, and no trace of the output."""
@@ -191,14 +191,14 @@ def test_an_input_that_cannot_be_used_is_one_clear_line_and_no_output(tmp_path: 
     spoil(tmp_path)
     result = run(tmp_path)
     assert result.exit_code == 2, result.output
-    told = [line for line in result.stderr.splitlines() if " s  " not in line]
-    assert len(told) == 1, result.stderr
-    assert told[0].startswith("redelivery: ")
-    assert said in told[0]
+    errors = [line for line in result.stderr.splitlines() if " s  " not in line]
+    assert len(errors) == 1, result.stderr
+    assert errors[0].startswith("redelivery: ")
+    assert said in errors[0]
     assert sorted(each.name for each in tmp_path.iterdir()) == ["inventory", "outcomes"]
 
 
-@pytest.mark.usefixtures("spark", "told")
+@pytest.mark.usefixtures("spark", "histories")
 def test_an_empty_table_of_events_is_refused(tmp_path: Path) -> None:
     """Books without a single event prove nothing."""
     write_rows([], str(tmp_path / "empty"), EVENTS, name="outcomes")
@@ -207,7 +207,7 @@ def test_an_empty_table_of_events_is_refused(tmp_path: Path) -> None:
     assert "holds no outcome events: export them first" in result.stderr
 
 
-@pytest.mark.usefixtures("spark", "told")
+@pytest.mark.usefixtures("spark", "histories")
 def test_a_path_that_is_not_there_is_named(tmp_path: Path) -> None:
     """For both inputs."""
     result = run(tmp_path, outcomes=str(tmp_path / "nothing"))
@@ -215,7 +215,7 @@ def test_a_path_that_is_not_there_is_named(tmp_path: Path) -> None:
     assert f"there is nothing at {tmp_path / 'nothing'}: export the outcome events first" in result.stderr
 
 
-@pytest.mark.usefixtures("spark", "told")
+@pytest.mark.usefixtures("spark", "histories")
 def test_books_that_fail_leave_the_earlier_ones_alone(tmp_path: Path) -> None:
     """Yesterday's output stays until today's is complete."""
     assert run(tmp_path).exit_code == 0
@@ -225,7 +225,7 @@ def test_books_that_fail_leave_the_earlier_ones_alone(tmp_path: Path) -> None:
     assert (tmp_path / "books" / "summary.json").read_text(encoding="utf-8") == before
 
 
-@pytest.mark.usefixtures("spark", "told")
+@pytest.mark.usefixtures("spark", "histories")
 def test_an_input_that_cannot_be_used_leaves_the_state_as_it_was(tmp_path: Path) -> None:
     """Neither a new state nor a part of one; and when the input is mended, the run goes on from the old one."""
     state = tmp_path / "state"
@@ -242,7 +242,7 @@ def test_an_input_that_cannot_be_used_leaves_the_state_as_it_was(tmp_path: Path)
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("told")
+@pytest.mark.usefixtures("histories")
 def test_a_file_that_may_not_be_read_is_named(tmp_path: Path) -> None:
     """Nobody may read the file; if root runs the tests, it gives up its own right to read everything."""
     secret = tmp_path / "outcomes" / "secret.jsonl"
@@ -260,12 +260,12 @@ def test_a_file_that_may_not_be_read_is_named(tmp_path: Path) -> None:
 
 def test_files_of_one_name_in_two_folders_are_both_read(spark: SparkSession, tmp_path: Path) -> None:
     """Also if both folders have the same date."""
-    told = Histories()
-    told.write(tmp_path)
+    histories = Histories()
+    histories.write(tmp_path)
     for shop in ("north", "south"):
         each = Histories()
-        each.tell(shop, "published")
+        each.add(shop, "published")
         write_lines(tmp_path / "outcomes" / shop / "date=2026-01-31" / "part-0.jsonl", each.events)
-    told.hold("b", "queue")
-    summary = told.reconcile(spark, tmp_path)
+    histories.hold("b", "queue")
+    summary = histories.reconcile(spark, tmp_path)
     assert (summary.verdicts["lost"], summary.events) == (2, 2)

@@ -82,9 +82,9 @@ def test_of_several_inventories_the_earliest_time_and_only_common_deadlines_coun
 @pytest.mark.parametrize("changed", first_quick(["export", "app", "broker"]))
 def test_a_state_of_other_books_is_refused_and_one_that_has_moved_is_not(spark: SparkSession, tmp_path: Path, changed: str) -> None:
     """An app may get a name, a broker an address and an export a place; a second difference means other books."""
-    told = Histories()
-    told.tell("a", "published")
-    books = told.write(tmp_path, state=str(tmp_path / "state"), as_of_ms=NOON + HOUR)
+    histories = Histories()
+    histories.add("a", "published")
+    books = histories.write(tmp_path, state=str(tmp_path / "state"), as_of_ms=NOON + HOUR)
     _take(tmp_path / "inventory", "a", app="shop")
     assert reconcile(spark, books).balanced
     notes: dict[str, Any] = {"app": {"app": "mail"}, "broker": {"app": "shop", "broker": "redis://c"}}

@@ -17,7 +17,7 @@ from redelivery.workers.reconciliation.lives.lives import fold
 from redelivery.workers.reconciliation.lives.plain import sort_out
 from redelivery.workers.reconciliation.spark.few_rows import FEW
 from redelivery.workers.reconciliation.spark.files import Files
-from tests.books.lives.test_oracle import told_at_random
+from tests.books.lives.test_oracle import random_histories
 from tests.books.lives.test_plain import AGAIN, HOUR, SECOND, SUCCEEDED, twins
 from tests.books.lives.test_state import parts_of
 from tests.support.books.spark_session import NOON, Histories, Row, rows, spark, write_lines
@@ -115,26 +115,26 @@ def _line(row: Row) -> str:
     return json.dumps(row, default=str, sort_keys=True)
 
 
-def _told(cases: dict[str, tuple[Steps, Steps]]) -> tuple[list[Row], list[Row]]:
-    told = Histories()
+def _histories(cases: dict[str, tuple[Steps, Steps]]) -> tuple[list[Row], list[Row]]:
+    histories = Histories()
     for name, (first, _) in cases.items():
-        told.tell(name, *first)
-    middle = len(told.events)
+        histories.add(name, *first)
+    middle = len(histories.events)
     for name, (_, second) in cases.items():
-        told.tell(name, *second, start_ms=LATER)
-    return told.events[:middle], told.events[middle:]
+        histories.add(name, *second, start_ms=LATER)
+    return histories.events[:middle], histories.events[middle:]
 
 
 def _said_both_ways(
-    both: list[Days], told: tuple[list[Row], list[Row]], held: list[Row], last: list[Row], look: Callable[[Days], None]
+    both: list[Days], histories: tuple[list[Row], list[Row]], held: list[Row], last: list[Row], look: Callable[[Days], None]
 ) -> dict[str, Any]:
     """The outputs of the second of two days, each of `both` ways; `look` gets the inputs of the second day."""
     said = []
     for days in both:
-        days.run(0, told[0], held, NOON + HOUR // 2)
-        days.arrive(1, told[1], last)
+        days.run(0, histories[0], held, NOON + HOUR // 2)
+        days.arrive(1, histories[1], last)
         look(days)
-        said.append(days.said(days.run(1, told[1], last, LATER + HOUR)))
+        said.append(days.said(days.run(1, histories[1], last, LATER + HOUR)))
     assert said[0] == said[1]
     return said[0]
 
@@ -162,7 +162,7 @@ def test_only_what_was_announced_and_goes_as_it_should_is_closed_the_short_way(s
         assert closed == {row["id"] for row in names.selectExpr("xxhash64(task_id) AS id").collect()}
         assert asked == len([name for name, (_, steps) in OTHERS.items() if steps])
 
-    said = _said_both_ways(_short_and_whole(spark, tmp_path), _told(CLOSED | OTHERS), held.inventory, last.inventory, look)
+    said = _said_both_ways(_short_and_whole(spark, tmp_path), _histories(CLOSED | OTHERS), held.inventory, last.inventory, look)
     verdicts = {row["task_id"]: (row["verdict"], row["was"]) for row in map(json.loads, said["verdicts"])}
     assert verdicts["was-lost"] == ("balanced", "lost")
     assert verdicts["waits-still"] == ("in_flight", None)
@@ -201,7 +201,7 @@ def test_all_that_was_open_is_closed_the_short_way(
     def look(days: Days) -> None:
         assert len(days.closed()[0]) == days.inputs()[1].open_before == len(CLOSED)
 
-    said = _said_both_ways(_short_and_whole(spark, tmp_path), _told(CLOSED | besides), held.inventory, last.inventory, look)
+    said = _said_both_ways(_short_and_whole(spark, tmp_path), _histories(CLOSED | besides), held.inventory, last.inventory, look)
     assert sorted(json.loads(line)["verdict"] for line in said["verdicts"]) == verdicts
 
 
@@ -236,7 +236,7 @@ def test_what_a_state_does_not_say_of_its_lives_is_looked_for(
         if days is both[1]:
             place.write_text(json.dumps(run))
 
-    both_days = _told({name: OTHERS[name] for name in ("waits-still", "dies")} | of)
+    both_days = _histories({name: OTHERS[name] for name in ("waits-still", "dies")} | of)
     said = _said_both_ways(both, both_days, held.inventory, last.inventory, look)
     verdicts = {row["task_id"]: row["verdict"] for row in map(json.loads, said["verdicts"])}
     assert verdicts == {"waits-still": "in_flight", "dies": "missing_dead_letter"}
@@ -250,24 +250,24 @@ def test_both_ways_say_the_same_day_by_day(spark: SparkSession, tmp_path: Path, 
     The same holds if there are too many lives for the ways of few: the limit of few is set to none.
     """
     chance = random.Random(seed())  # noqa: S311 - a seed makes it repeatable
-    told, waiting = told_at_random(chance, 100), Histories()
-    latest_ms = max(event["at_ms"] for event in told.events)
+    histories, waiting = random_histories(chance, 100), Histories()
+    latest_ms = max(event["at_ms"] for event in histories.events)
     for number in range(150):
         steps = chance.choice([[SUCCEEDED], [AGAIN, SECOND], [("received", {"delivery": 1}), SUCCEEDED]])
         where = {"queue": chance.choice(["orders", "mail"]), "task": chance.choice(["shop.charge", "shop.pack"])}
-        told.tell(f"open-{number}", "published", start_ms=NOON - chance.randint(0, 1000), **where)
+        histories.add(f"open-{number}", "published", start_ms=NOON - chance.randint(0, 1000), **where)
         waiting.hold(f"open-{number}", "queue", seen_ms=NOON + HOUR // 2, **where)
-        told.tell(f"open-{number}", *steps, start_ms=latest_ms + chance.randint(-500, HOUR // 2), **where)
-    first, second = parts_of(told.events, chance)
+        histories.add(f"open-{number}", *steps, start_ms=latest_ms + chance.randint(-500, HOUR // 2), **where)
+    first, second = parts_of(histories.events, chance)
     said = {}
     for name, all_lives, few in (("short", False, FEW), ("whole", True, FEW), ("many", False, 0)):
         monkeypatch.setattr(job, "FEW", few)
         days = Days(spark, tmp_path / name, all_lives=all_lives)
-        days.run(0, first, told.inventory[::2] + waiting.inventory, NOON + HOUR // 2)
-        days.arrive(1, second, told.inventory)
+        days.run(0, first, histories.inventory[::2] + waiting.inventory, NOON + HOUR // 2)
+        days.arrive(1, second, histories.inventory)
         if name == "short":
             assert len(days.closed()[0]) > 50
-        said[name] = days.said(days.run(1, second, told.inventory, latest_ms + HOUR))
+        said[name] = days.said(days.run(1, second, histories.inventory, latest_ms + HOUR))
     assert said["short"] == said["whole"]
     assert said["short"] == said["many"]
 
@@ -276,11 +276,11 @@ def test_both_ways_say_the_same_day_by_day(spark: SparkSession, tmp_path: Path, 
 def test_an_announced_task_is_not_closed_by_the_end_of_one_whose_id_has_its_hash(spark: SparkSession, tmp_path: Path) -> None:
     """Two ids have the same hash: one task was published and never ended; the other ended the next day, and was never published."""
     one, other = twins()
-    told = Histories()
-    told.tell(one, "published")
-    told.tell(other, SUCCEEDED, start_ms=LATER)
+    histories = Histories()
+    histories.add(one, "published")
+    histories.add(other, SUCCEEDED, start_ms=LATER)
     days = Days(spark, tmp_path, all_lives=False)
-    days.run(0, told.events[:1], [], NOON + 1000)
-    summary = days.run(1, told.events[1:], [], LATER + HOUR)
+    days.run(0, histories.events[:1], [], NOON + 1000)
+    summary = days.run(1, histories.events[1:], [], LATER + HOUR)
     assert {row["task_id"]: row["verdict"] for row in rows(tmp_path, "verdicts")} == {one: "lost", other: "orphaned"}
     assert summary.verdicts["balanced"] == 0

@@ -32,28 +32,30 @@ pytestmark = pytest.mark.xdist_group("spark")
 FAILED = {"exception": "ValueError", "fingerprint": "f1"}
 
 
-def _told() -> Histories:
+def _histories() -> Histories:
     """Ninety-eight plain tasks, one that fails twice and dies, one whose child was killed, and one that an old worker ran."""
-    told = Histories()
+    histories = Histories()
     for number in range(98):
         ran = {"delivery": 1, "attempt": 1, "run_ms": number + 1, "release": "r2"}
-        told.tell(f"plain-{number}", "published", ("succeeded", ran))
+        histories.add(f"plain-{number}", "published", ("succeeded", ran))
     first = {"delivery": 1, "attempt": 1, "run_ms": 2000, "release": "r1", **FAILED}
     last = {"delivery": 2, "attempt": 2, "run_ms": 3000, "release": "r2", "reason": "exhausted", **FAILED}
-    told.tell("dies", "published", ("redelivery_scheduled", first), ("dead_lettered", last))
-    told.hold("dies", "dead_letter")
+    histories.add("dies", "published", ("redelivery_scheduled", first), ("dead_lettered", last))
+    histories.hold("dies", "dead_letter")
     lost = {"delivery": 1, "attempt": 1, "started_ms": NOON, "reason": "worker_lost", "fingerprint": "f2"}
-    told.tell("killed", "published", ("redelivery_scheduled", lost), ("succeeded", {"delivery": 2, "attempt": 2, "run_ms": 400}))
-    told.tell("old", "published", ("succeeded", {"delivery": 1, "attempt": 1}))
-    return told
+    histories.add(
+        "killed", "published", ("redelivery_scheduled", lost), ("succeeded", {"delivery": 2, "attempt": 2, "run_ms": 400})
+    )
+    histories.add("old", "published", ("succeeded", {"delivery": 1, "attempt": 1}))
+    return histories
 
 
 @pytest.mark.parametrize("all_lives", [False, True])
 def test_run_times_and_what_failures_cost(spark: SparkSession, tmp_path: Path, *, all_lives: bool) -> None:
     """An event that was exported twice counts once; both ways through the books give the same."""
-    told = _told()
-    told.events += [dict(event) for event in told.events if event["task_id"] in {"dies", "plain-7"}]
-    summary = told.reconcile(spark, tmp_path, all_lives=all_lives)
+    histories = _histories()
+    histories.events += [dict(event) for event in histories.events if event["task_id"] in {"dies", "plain-7"}]
+    summary = histories.reconcile(spark, tmp_path, all_lives=all_lives)
     assert summary.balanced
     [row] = rows(tmp_path, "run_times")
     assert (row["queue"], row["task"]) == ("orders", "shop.charge")
@@ -94,9 +96,9 @@ def test_of_two_releases_that_failed_first_at_once_one_is_always_named(spark: Sp
 @pytest.mark.full
 def test_without_times_in_the_log_they_are_unknown(spark: SparkSession, tmp_path: Path) -> None:
     """The log of an earlier version has none: the report says so, and shows no figures."""
-    told = Histories()
-    told.tell("a", "published", ("succeeded", {"delivery": 1, "attempt": 1}))
-    told.reconcile(spark, tmp_path)
+    histories = Histories()
+    histories.add("a", "published", ("succeeded", {"delivery": 1, "attempt": 1}))
+    histories.reconcile(spark, tmp_path)
     said = json.loads((tmp_path / "books" / "summary.json").read_text())["run_times"]
     assert (said["attempts"], said["timed"], said["run_ms"], said["run_p50_ms"]) == (1, 0, None, None)
     page = (tmp_path / "books" / "report.html").read_text()
@@ -106,19 +108,19 @@ def test_without_times_in_the_log_they_are_unknown(spark: SparkSession, tmp_path
 
 def test_lives_that_missed_their_deadline_are_counted(spark: SparkSession, tmp_path: Path) -> None:
     """By the first pattern that matches a task on a queue; a task that was dropped on purpose has no deadline."""
-    told = Histories()
+    histories = Histories()
     slow: dict[str, Any] = {"delivery": 1, "attempt": 1, "at_ms": NOON + 90_000}
     for number in range(10):
-        told.tell(f"quick-{number}", "published", ("succeeded", {"delivery": 1, "attempt": 1}))
-    told.tell("late", "published", ("succeeded", slow))
-    told.tell("dead", "published", ("dead_lettered", {"delivery": 1, "attempt": 1, "reason": "exhausted"}))
-    told.hold("dead", "dead_letter")
-    told.tell("open", "published")
-    told.hold("open", "queue")
-    told.tell("revoked", "published", "revoked")
-    told.tell("patient", "published", ("succeeded", slow), task="shop.report")
-    told.tell("without", "published", ("succeeded", slow), queue="mail.bulk")
-    books = told.write(tmp_path)
+        histories.add(f"quick-{number}", "published", ("succeeded", {"delivery": 1, "attempt": 1}))
+    histories.add("late", "published", ("succeeded", slow))
+    histories.add("dead", "published", ("dead_lettered", {"delivery": 1, "attempt": 1, "reason": "exhausted"}))
+    histories.hold("dead", "dead_letter")
+    histories.add("open", "published")
+    histories.hold("open", "queue")
+    histories.add("revoked", "published", "revoked")
+    histories.add("patient", "published", ("succeeded", slow), task="shop.report")
+    histories.add("without", "published", ("succeeded", slow), queue="mail.bulk")
+    books = histories.write(tmp_path)
     deadlines = [
         {"task": "shop.report", "seconds": 100},
         {"queue": "mail.#", "seconds": None},

@@ -35,12 +35,12 @@ Life = tuple[str, int, int, str]
 
 def test_spark_and_plain_python_agree_on_random_histories(spark: SparkSession, tmp_path: Path) -> None:
     """Histories of any shape, events in any order and exported more than once; each verdict occurs many times."""
-    told = told_at_random(random.Random(seed()), TASKS)  # noqa: S311 - a seed makes it repeatable
-    told.reconcile(spark, tmp_path, all_lives=True, grace_ms=GRACE, as_of_ms=NOON + HOUR)
+    histories = random_histories(random.Random(seed()), TASKS)  # noqa: S311 - a seed makes it repeatable
+    histories.reconcile(spark, tmp_path, all_lives=True, grace_ms=GRACE, as_of_ms=NOON + HOUR)
     judged = {
         (row["task_id"], row["nesting"], row["generation"], row["queue"]): row["verdict"] for row in rows(tmp_path, "verdicts")
     }
-    expected = opinion(told)
+    expected = opinion(histories)
     differing = {
         life: (judged.get(life), expected.get(life)) for life in judged | expected if judged.get(life) != expected.get(life)
     }
@@ -50,20 +50,20 @@ def test_spark_and_plain_python_agree_on_random_histories(spark: SparkSession, t
     assert min(counts.values()) >= 10, counts
 
 
-def told_at_random(chance: random.Random, tasks: int) -> Histories:
+def random_histories(chance: random.Random, tasks: int) -> Histories:
     """So many tasks, each with one or more lives, most of them ordinary, in random order, some events twice."""
-    told = Histories()
+    histories = Histories()
     for number in range(tasks):
         queues = chance.choice([["orders"], ["orders"], ["orders", "mail"]])
         for generation in range(chance.choice([1, 1, 1, 2, 3])):
             for queue in queues if generation == 0 else [chance.choice(["orders", "mail", "repairs"])]:
-                _live(told, chance, f"task-{number}", generation, queue)
-    told.events += chance.sample(told.events, tasks // 5)
-    chance.shuffle(told.events)
-    return told
+                _live(histories, chance, f"task-{number}", generation, queue)
+    histories.events += chance.sample(histories.events, tasks // 5)
+    chance.shuffle(histories.events)
+    return histories
 
 
-def _live(told: Histories, chance: random.Random, task_id: str, generation: int, queue: str) -> None:
+def _live(histories: Histories, chance: random.Random, task_id: str, generation: int, queue: str) -> None:
     """One life: mostly an ordinary one, with some events left out, added and exchanged."""
     nesting = chance.choice([0, 0, 0, 0, 1])
     deliveries = chance.randint(1, 3)
@@ -77,7 +77,7 @@ def _live(told: Histories, chance: random.Random, task_id: str, generation: int,
     if chance.random() < 0.2:
         steps.pop(chance.randrange(len(steps)))
     start = NOON + chance.choice([0, HOUR - GRACE - 1000, HOUR - GRACE + 1, HOUR - 60_000])
-    told.tell(
+    histories.add(
         task_id,
         *((outcome, {"delivery": delivery}) for outcome, delivery in steps),
         start_ms=start,
@@ -89,13 +89,13 @@ def _live(told: Histories, chance: random.Random, task_id: str, generation: int,
         place = chance.choice(PLACES)
         due = NOON + HOUR - GRACE + chance.choice([-1, 0, 1]) if place == "delayed" else None
         owner = chance.choice(["", "5d0e"])
-        told.hold(task_id, place, generation=generation, queue=queue, nesting=nesting, due_ms=due, owner=owner)
+        histories.hold(task_id, place, generation=generation, queue=queue, nesting=nesting, due_ms=due, owner=owner)
 
 
-def opinion(told: Histories) -> dict[Life, str]:
+def opinion(histories: Histories) -> dict[Life, str]:
     """The verdict of each life, as of an hour after noon."""
     rows_of: dict[tuple[str, int, int], list[Row]] = defaultdict(list)
-    for row in [*{event["event_id"]: event for event in told.events}.values(), *told.inventory]:
+    for row in [*{event["event_id"]: event for event in histories.events}.values(), *histories.inventory]:
         rows_of[row["task_id"], row["nesting"], row["generation"]].append(row)
     lives: dict[Life, list[Row]] = defaultdict(list)
     for of_generation, rows_here in rows_of.items():
@@ -159,9 +159,9 @@ def _is_stuck(row: Row, *, old: bool) -> bool:
 def _is_redriven(life: Life, lives: dict[Life, list[Row]]) -> bool:
     """A later generation in the same queue, or one in a queue where the task was not before."""
     task_id, nesting, generation, queue = life
-    relatives = {other: told for other, told in lives.items() if other[:2] == (task_id, nesting)}
-    for (_, _, later, elsewhere), told in relatives.items():
-        if later > generation and any(row.get("outcome") == "redriven" for row in told):
+    relatives = {other: known for other, known in lives.items() if other[:2] == (task_id, nesting)}
+    for (_, _, later, elsewhere), known in relatives.items():
+        if later > generation and any(row.get("outcome") == "redriven" for row in known):
             was_there = any(other[2] < later and other[3] == elsewhere for other in relatives)
             if elsewhere == queue or not was_there:
                 return True

@@ -16,7 +16,7 @@ from redelivery.workers.reconciliation.job import reconcile
 from redelivery.workers.reconciliation.lives.plain import NOTHING_TOLD, sort_out
 from redelivery.workers.reconciliation.rules import VERDICTS
 from redelivery.workers.reconciliation.schema import EVENTS
-from tests.books.lives.test_oracle import told_at_random
+from tests.books.lives.test_oracle import random_histories
 from tests.support.books.spark_session import NOON, Histories, Row, rows, spark
 from tests.support.lanes import seed
 
@@ -85,11 +85,11 @@ OTHERS: dict[str, list[Any]] = {
 
 def test_a_life_is_plain_only_where_nothing_at_all_is_odd(spark: SparkSession) -> None:
     """Each history that differs from a plain one in one thing goes the full way, with all of its events."""
-    told = Histories()
+    histories = Histories()
     for name, steps in (PLAIN | OTHERS).items():
-        told.tell(name, *steps)
-    again = [event for event in told.events if event["task_id"] == "exported-twice"]
-    lines = [tuple(event.get(name) for name in EVENTS.names) for event in [*told.events, *again[:1]]]
+        histories.add(name, *steps)
+    again = [event for event in histories.events if event["task_id"] == "exported-twice"]
+    lines = [tuple(event.get(name) for name in EVENTS.names) for event in [*histories.events, *again[:1]]]
     known = spark.createDataFrame([("in-the-broker",), ("of-nobody",), (None,)], "task_id string").selectExpr(*NOTHING_TOLD)
     found = sort_out(spark.createDataFrame(lines, EVENTS), known, lambda table: table, after_ms=NOON - 1)
     left = [row["task_id"] for row in found.events.select("task_id").collect()]
@@ -103,10 +103,10 @@ def test_a_life_is_plain_only_where_nothing_at_all_is_odd(spark: SparkSession) -
 @pytest.mark.parametrize("nothing", ["", None])
 def test_an_event_without_an_id_goes_the_whole_way(spark: SparkSession, nothing: str | None) -> None:
     """Even if its task is plain otherwise and no other task must be looked at: the full way refuses it."""
-    told = Histories()
-    told.tell("plain", "published", (SUCCEEDED[0], {**SUCCEEDED[1], "event_id": nothing}))
-    told.tell("another", "published", SUCCEEDED)
-    lines = [tuple(event.get(name) for name in EVENTS.names) for event in told.events]
+    histories = Histories()
+    histories.add("plain", "published", (SUCCEEDED[0], {**SUCCEEDED[1], "event_id": nothing}))
+    histories.add("another", "published", SUCCEEDED)
+    lines = [tuple(event.get(name) for name in EVENTS.names) for event in histories.events]
     nobody = spark.createDataFrame([], "task_id string").selectExpr(*NOTHING_TOLD)
     found = sort_out(spark.createDataFrame(lines, EVENTS), nobody, lambda it: it, after_ms=None)
     assert [(row["task_id"], row["event_id"]) for row in found.events.collect()] == [("plain", nothing)]
@@ -114,9 +114,9 @@ def test_an_event_without_an_id_goes_the_whole_way(spark: SparkSession, nothing:
 
 def test_events_without_a_task_go_the_whole_way(spark: SparkSession) -> None:
     """They belong to no plain task, whatever else they contain: the full way gets and refuses all of them."""
-    told = [(outcome, task_id) for task_id in (None, "") for outcome in ("published", "succeeded")]
+    steps = [(outcome, task_id) for task_id in (None, "") for outcome in ("published", "succeeded")]
     said = {"delivery": 1, "attempt": 1, "queue": "orders", "task": "shop.charge", "at_ms": NOON}
-    events = [said | {"event_id": f"1-{n}", "outcome": outcome, "task_id": task_id} for n, (outcome, task_id) in enumerate(told)]
+    events = [said | {"event_id": f"1-{n}", "outcome": outcome, "task_id": task_id} for n, (outcome, task_id) in enumerate(steps)]
     lines = [tuple(event.get(name) for name in EVENTS.names) for event in events]
     nobody = spark.createDataFrame([], "task_id string").selectExpr(*NOTHING_TOLD)
     found = sort_out(spark.createDataFrame(lines, EVENTS), nobody, lambda it: it, after_ms=None)
@@ -153,24 +153,24 @@ def test_tasks_whose_ids_share_a_hash_are_not_taken_for_one(spark: SparkSession,
     assert hashes is not None
     assert hashes[0] == hashes[1]
     assert one != other
-    told = Histories()
-    told.tell(one, "published")
-    told.tell(other, SUCCEEDED)
-    told.reconcile(spark, tmp_path, as_of_ms=NOON + HOUR)
+    histories = Histories()
+    histories.add(one, "published")
+    histories.add(other, SUCCEEDED)
+    histories.reconcile(spark, tmp_path, as_of_ms=NOON + HOUR)
     assert {row["task_id"]: row["verdict"] for row in rows(tmp_path, "verdicts")} == {one: "lost", other: "orphaned"}
 
 
 def test_both_ways_say_the_same(spark: SparkSession, tmp_path: Path) -> None:
     """Random histories, most of them ordinary: summary, figures and tables are equal; only the full way lists balanced lives."""
     chance = random.Random(seed())  # noqa: S311 - a seed makes it repeatable
-    told = told_at_random(chance, 400)
+    histories = random_histories(chance, 400)
     for number in range(300):
         steps = PLAIN[chance.choice(list(PLAIN))]
         where = {"queue": chance.choice(["orders", "mail"]), "task": chance.choice(["shop.charge", "shop.pack"])}
-        told.tell(f"plain-{number}", *steps, start_ms=NOON + chance.randint(-HOUR, HOUR // 2), **where)
+        histories.add(f"plain-{number}", *steps, start_ms=NOON + chance.randint(-HOUR, HOUR // 2), **where)
     said = {}
     for name, all_lives in (("short", False), ("whole", True)):
-        summary = told.reconcile(spark, tmp_path, all_lives=all_lives, as_of_ms=NOON + HOUR)
+        summary = histories.reconcile(spark, tmp_path, all_lives=all_lives, as_of_ms=NOON + HOUR)
         tables = {table: _lines(tmp_path, table) for table in ("verdicts", "metrics", "causes", "repeats")}
         said[name] = (summary, summary.figures, tables)
     listed = said["whole"][2]["verdicts"]
@@ -208,12 +208,12 @@ def test_two_daily_runs_find_what_was_planted_as_one_run_does(spark: SparkSessio
 @pytest.mark.slow
 def test_a_task_with_hundreds_of_thousands_of_events_holds_nothing_up(spark: SparkSession, tmp_path: Path) -> None:
     """One task has nearly all events, and one queue has all tasks: it is one life with cut evidence, and other lives are judged."""
-    told = Histories()
-    told.tell("hot", "published")
+    histories = Histories()
+    histories.add("hot", "published")
     for number in range(200):
-        told.tell(f"neighbour-{number}", "published", SUCCEEDED)
+        histories.add(f"neighbour-{number}", "published", SUCCEEDED)
     again = {"task_id": "hot", "outcome": "redelivery_scheduled", "queue": "orders", "task": "shop.charge"}
-    books = told.write(tmp_path, as_of_ms=NOON + HOUR)
+    books = histories.write(tmp_path, as_of_ms=NOON + HOUR)
     many = [again | {"event_id": f"hot-{n}", "delivery": n, "attempt": n, "at_ms": NOON + n} for n in range(1, HOT)]
     parquet.write_table(_table(many), tmp_path / "outcomes" / "hot.parquet")
     summary = reconcile(spark, books)

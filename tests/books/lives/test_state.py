@@ -15,7 +15,7 @@ from redelivery.errors import InputError
 from redelivery.workers.reconciliation.inputs.state import Run, State
 from redelivery.workers.reconciliation.job import Books, reconcile
 from redelivery.workers.reconciliation.spark.files import Files
-from tests.books.lives.test_oracle import ENDS, opinion, told_at_random
+from tests.books.lives.test_oracle import ENDS, opinion, random_histories
 from tests.support.books.spark_session import NOON, Histories, Row, rows, spark, write_lines
 from tests.support.lanes import first_quick
 
@@ -40,13 +40,13 @@ DIED = ("dead_lettered", {"delivery": 1, "attempt": 1, "reason": "exhausted"})
 class Ledger:
     """Books in a folder, kept run by run; `said` has each run's summary and its verdicts by life.
 
-    `told` are the histories of all runs.
+    `histories` are the histories of all runs.
     """
 
     spark: SparkSession
     folder: Path
     said: list[tuple[Summary, dict[Life, Row]]] = field(default_factory=list)
-    told: Histories = field(default_factory=Histories)
+    histories: Histories = field(default_factory=Histories)
 
     def arrive(self, hour: int, events: list[Row]) -> None:
         """Write new events as a file."""
@@ -66,43 +66,43 @@ def life_of(row: Row) -> Life:
     return row["task_id"], row["nesting"], row["generation"], row["queue"]
 
 
-def hand_made(told: Histories) -> tuple[list[Row], list[Row]]:
+def hand_made(histories: Histories) -> tuple[list[Row], list[Row]]:
     """Histories with a known end, added to the others: their events in the first part, and in the second."""
-    start = len(told.events)
-    told.tell("ends-later", "published")
-    told.tell("letter", "published", DIED)
-    told.tell("late-end", "published")
-    told.tell("late-second-end", "published", SUCCEEDED)
-    told.tell("exported-again", "published", SUCCEEDED)
-    told.tell("lost-for-good", "published")
-    first, middle = told.events[start:], len(told.events)
-    told.tell("ends-later", SUCCEEDED, start_ms=NOON + HOUR * 5 // 6)
-    told.tell("letter", "redriven", SUCCEEDED, generation=1, start_ms=NOON + HOUR * 5 // 6)
-    told.tell("late-end", SUCCEEDED, start_ms=NOON + 500)
-    told.tell("late-second-end", ("succeeded", {"delivery": 2}), start_ms=NOON + 700)
-    for event in told.events[start:]:
+    start = len(histories.events)
+    histories.add("ends-later", "published")
+    histories.add("letter", "published", DIED)
+    histories.add("late-end", "published")
+    histories.add("late-second-end", "published", SUCCEEDED)
+    histories.add("exported-again", "published", SUCCEEDED)
+    histories.add("lost-for-good", "published")
+    first, middle = histories.events[start:], len(histories.events)
+    histories.add("ends-later", SUCCEEDED, start_ms=NOON + HOUR * 5 // 6)
+    histories.add("letter", "redriven", SUCCEEDED, generation=1, start_ms=NOON + HOUR * 5 // 6)
+    histories.add("late-end", SUCCEEDED, start_ms=NOON + 500)
+    histories.add("late-second-end", ("succeeded", {"delivery": 2}), start_ms=NOON + 700)
+    for event in histories.events[start:]:
         for name in ("nesting", "generation", "delivery"):
             event.setdefault(name, 0)
     again = [event for event in first if event["task_id"] == "exported-again"]
-    return first, [*told.events[middle:], *again]
+    return first, [*histories.events[middle:], *again]
 
 
 @pytest.fixture(scope="module")
 def ledger(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Ledger:
     """Two parts, reconciled one after the other; the second once more; and a run long after."""
     chance = random.Random(5)  # noqa: S311 - a seed makes it repeatable
-    ledger, told = Ledger(spark, tmp_path_factory.mktemp("ledger")), told_at_random(chance, 150)
-    _without_copies_of_what_ended(told)
-    at_random, mine = parts_of(told.events, chance), hand_made(told)
+    ledger, histories = Ledger(spark, tmp_path_factory.mktemp("ledger")), random_histories(chance, 150)
+    _without_copies_of_what_ended(histories)
+    at_random, mine = parts_of(histories.events, chance), hand_made(histories)
     held = Histories()
     held.hold("ends-later", "queue")
     held.hold("letter", "dead_letter")
-    inventories = [told.inventory[::2] + held.inventory, told.inventory]
+    inventories = [histories.inventory[::2] + held.inventory, histories.inventory]
     for number in range(2):
         ledger.arrive(12 + number, at_random[number] + mine[number])
         ledger.run(inventories[number], as_of_ms=NOON + HOUR * (number + 1) // 2)
     ledger.run(inventories[1], as_of_ms=NOON + HOUR)
-    ledger.told = told
+    ledger.histories = histories
     ledger.run([], as_of_ms=NOON + 80 * 24 * HOUR)
     return ledger
 
@@ -116,7 +116,7 @@ def test_runs_over_parts_say_together_what_one_run_over_all_says(ledger: Ledger)
     """
     (_, first), (_, second), *_ = ledger.said
     last = {life: row["verdict"] for life, row in (first | second).items()}
-    whole = opinion(ledger.told)
+    whole = opinion(ledger.histories)
     assert {life: (last.get(life), verdict) for life, verdict in whole.items() if last.get(life) != verdict} == {}
     assert len(whole) > 150
 
@@ -124,10 +124,10 @@ def test_runs_over_parts_say_together_what_one_run_over_all_says(ledger: Ledger)
 def test_each_event_is_counted_once(ledger: Ledger) -> None:
     """An event in a file that was read before, or that was exported again, counts in the run that saw it first."""
     (first, _), (second, _), _, (after, _) = ledger.said
-    told = list({event["event_id"]: event["outcome"] for event in ledger.told.events}.values())
-    assert first.events + second.events == len(told)
+    outcomes = list({event["event_id"]: event["outcome"] for event in ledger.histories.events}.values())
+    assert first.events + second.events == len(outcomes)
     assert {name: count + second.outcomes[name] for name, count in first.outcomes.items()} == {
-        name: told.count(name) for name in first.outcomes
+        name: outcomes.count(name) for name in first.outcomes
     }
     assert after.events == 0
 
@@ -149,12 +149,12 @@ def test_an_open_life_is_carried_over_and_closed_when_it_ends(ledger: Ledger) ->
 def test_a_late_event_corrects_a_settled_life_and_says_so(ledger: Ledger) -> None:
     """A lost life has ended, or a balanced one has ended twice: both are marked with their earlier verdict."""
     (summary, verdicts) = ledger.said[1]
-    told = {
+    corrected = {
         life[0]: (row["was"], row["verdict"], [step["outcome"] for step in row["history"]])
         for life, row in verdicts.items()
         if life[0].startswith("late-")
     }
-    assert told == {
+    assert corrected == {
         "late-end": ("lost", "balanced", ["published", "succeeded"]),
         "late-second-end": ("balanced", "duplicated", ["published", "succeeded", "succeeded"]),
     }
@@ -179,10 +179,10 @@ def test_what_is_old_is_forgotten_and_one_earlier_version_is_kept(ledger: Ledger
     assert before["lives"] > after["lives"]
 
 
-def _without_copies_of_what_ended(told: Histories) -> None:
+def _without_copies_of_what_ended(histories: Histories) -> None:
     """A copy of a settled task's message is in flight for a run without its events, and nothing for a run with all events."""
-    ended = {event["task_id"] for event in told.events if event["outcome"] in ENDS}
-    told.inventory = [row for row in told.inventory if row["place"] == "dead_letter" or row["task_id"] not in ended]
+    ended = {event["task_id"] for event in histories.events if event["outcome"] in ENDS}
+    histories.inventory = [row for row in histories.inventory if row["place"] == "dead_letter" or row["task_id"] not in ended]
 
 
 def parts_of(events: list[Row], chance: random.Random) -> list[list[Row]]:
@@ -210,8 +210,8 @@ def parts_of(events: list[Row], chance: random.Random) -> list[list[Row]]:
 
 def test_a_state_of_somebody_elses_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     """So is a state within the inputs or around the output, a broken one, and one of a newer version."""
-    told = Histories()
-    told.tell("a", "published", SUCCEEDED)
+    histories = Histories()
+    histories.add("a", "published", SUCCEEDED)
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter.txt").write_text("1")
     (tmp_path / "broken").mkdir()
@@ -242,18 +242,18 @@ def test_a_state_of_somebody_elses_is_refused(spark: SparkSession, tmp_path: Pat
         "newer": "was written by another version of redelivery",
     }.items():
         with pytest.raises(InputError, match=said):
-            told.reconcile(spark, tmp_path, state=str(tmp_path / state))
+            histories.reconcile(spark, tmp_path, state=str(tmp_path / state))
     assert not (tmp_path / "books").exists()
 
 
 @pytest.mark.full
 def test_files_that_are_named_one_by_one_are_each_read_once(spark: SparkSession, tmp_path: Path) -> None:
     """A file without a date is known by its name. What has that name and other contents is refused, and not left unread."""
-    told = Histories()
-    books = told.write(tmp_path, state=str(tmp_path / "state"))
+    histories = Histories()
+    books = histories.write(tmp_path, state=str(tmp_path / "state"))
     for day in (1, 2):
         each, file = Histories(), tmp_path / f"day-{day}.jsonl"
-        each.tell(f"lost-{day}", "published")
+        each.add(f"lost-{day}", "published")
         each.hold("held", "queue", seen_ms=NOON + day * HOUR)
         write_lines(file, each.events)
         write_lines(tmp_path / "inventory" / "inventory.jsonl", each.inventory)
@@ -267,19 +267,19 @@ def test_files_that_are_named_one_by_one_are_each_read_once(spark: SparkSession,
 
 def test_a_state_that_has_lost_a_file_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     """Else its open lives would be forgotten, and nobody would hear of those that are lost."""
-    told = Histories()
-    told.tell("open", "published")
-    told.hold("open", "queue")
+    histories = Histories()
+    histories.add("open", "published")
+    histories.hold("open", "queue")
     state = tmp_path / "state"
-    told.reconcile(spark, tmp_path, state=str(state))
+    histories.reconcile(spark, tmp_path, state=str(state))
     later = Histories()
-    later.tell("b", "published", SUCCEEDED, start_ms=NOON + HOUR)
+    later.add("b", "published", SUCCEEDED, start_ms=NOON + HOUR)
     write_lines(tmp_path / "outcomes" / "date=2026-01-31" / "hour=13" / "outcomes.jsonl", later.events)
     for place in ("lives/*.parquet", "lives"):
         for each in (state / "v00000001").glob(place):
             shutil.rmtree(each) if each.is_dir() else each.unlink()
         with pytest.raises(InputError, match="/lives is broken: it has 0 lives, and 1 were written"):
-            reconcile(spark, told.write(tmp_path, state=str(state)))
+            reconcile(spark, histories.write(tmp_path, state=str(state)))
 
 
 @pytest.mark.full
@@ -287,11 +287,11 @@ def test_a_run_that_dies_while_it_writes_the_trend_is_done_again(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Half a trend is not read."""
-    told = Histories()
-    told.tell("open", "published")
-    books = told.write(tmp_path, state=str(tmp_path / "state"))
-    told.hold("open", "queue")
-    told.write(tmp_path)
+    histories = Histories()
+    histories.add("open", "published")
+    books = histories.write(tmp_path, state=str(tmp_path / "state"))
+    histories.hold("open", "queue")
+    histories.write(tmp_path)
     reconcile(spark, books)
     whole, state = Files.write, str(tmp_path / "state")
 
@@ -312,10 +312,10 @@ def test_a_repetition_that_dies_leaves_the_state_as_it_was(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The repeated run made the current state, and there is no other with its lives."""
-    told = Histories()
-    told.tell("open", "published")
-    told.hold("open", "queue")
-    books = told.write(tmp_path, state=str(tmp_path / "state"))
+    histories = Histories()
+    histories.add("open", "published")
+    histories.hold("open", "queue")
+    books = histories.write(tmp_path, state=str(tmp_path / "state"))
     first = reconcile(spark, books)
 
     def died(*_: object) -> None:
@@ -332,10 +332,10 @@ def test_a_repetition_that_dies_leaves_the_state_as_it_was(
 @pytest.mark.full
 def test_a_quiet_day_has_books_too(spark: SparkSession, tmp_path: Path) -> None:
     """Nothing is open, no event is new, and the broker is empty; a gap that is new is told once."""
-    told = Histories()
-    told.tell("a", "published", SUCCEEDED)
-    told.hold("b", "queue")
-    books = told.write(tmp_path, state=str(tmp_path / "state"))
+    histories = Histories()
+    histories.add("a", "published", SUCCEEDED)
+    histories.hold("b", "queue")
+    books = histories.write(tmp_path, state=str(tmp_path / "state"))
     write_lines(tmp_path / "inventory" / "inventory.jsonl", [])
     taken = tmp_path / "inventory" / "_taken.json"
     gaps = []
@@ -352,9 +352,9 @@ def test_a_quiet_day_has_books_too(spark: SparkSession, tmp_path: Path) -> None:
 
 def test_of_two_runs_that_began_with_one_state_the_second_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     """It does not touch what the first one has written."""
-    told = Histories()
-    told.tell("open", "published")
-    books = told.write(tmp_path, state=str(tmp_path / "state"))
+    histories = Histories()
+    histories.add("open", "published")
+    books = histories.write(tmp_path, state=str(tmp_path / "state"))
     late = State(spark, Files(spark), str(tmp_path / "state"))
     reconcile(spark, books)
     files = sorted((tmp_path / "state" / "v00000001").rglob("*"))
@@ -368,18 +368,18 @@ def test_of_two_runs_that_began_with_one_state_the_second_is_refused(spark: Spar
 @pytest.mark.full
 def test_a_state_whose_name_was_on_its_way_is_not_forgotten(spark: SparkSession, tmp_path: Path) -> None:
     """Without an atomic rename, the old name is removed first: a run that died then has left the new state beside it."""
-    told = Histories()
-    told.tell("a", "published")
-    told.hold("a", "queue")
+    histories = Histories()
+    histories.add("a", "published")
+    histories.hold("a", "queue")
     state = tmp_path / "state"
     state.mkdir()
     (state / ".current.json.new").write_text("{")  # a first run that died while it wrote it
-    assert told.reconcile(spark, tmp_path, state=str(state)).verdicts["in_flight"] == 1
+    assert histories.reconcile(spark, tmp_path, state=str(state)).verdicts["in_flight"] == 1
     (state / "current.json").rename(state / ".current.json.new")
     later = Histories()
-    later.tell("a", SUCCEEDED, start_ms=NOON + HOUR)
+    later.add("a", SUCCEEDED, start_ms=NOON + HOUR)
     write_lines(tmp_path / "outcomes" / "date=2026-01-31" / "hour=13" / "outcomes.jsonl", later.events)
-    again = reconcile(spark, told.write(tmp_path, state=str(state)))
+    again = reconcile(spark, histories.write(tmp_path, state=str(state)))
     assert (again.events, again.verdicts["balanced"], again.lives) == (1, 1, 1)
     assert sorted(each.name for each in state.glob("v*")) == ["v00000001", "v00000002"]
     assert not (state / ".current.json.new").exists()
@@ -388,39 +388,39 @@ def test_a_state_whose_name_was_on_its_way_is_not_forgotten(spark: SparkSession,
 @pytest.mark.full
 def test_a_state_from_before_an_outcome_was_known_goes_on(spark: SparkSession, tmp_path: Path) -> None:
     """It has no column for that outcome: none of its lives had it; a life that gets it now balances, and none is lost."""
-    told = Histories()
+    histories = Histories()
     for task in ("waits", "ends", "is gathered"):
-        told.tell(task, "published", "deferred")
-        told.hold(task, "queue")
+        histories.add(task, "published", "deferred")
+        histories.hold(task, "queue")
     state = tmp_path / "state"
-    told.reconcile(spark, tmp_path, state=str(state))
+    histories.reconcile(spark, tmp_path, state=str(state))
     for file in (state / "v00000001" / "lives").glob("*.parquet"):
         table = parquet.read_table(file)
         file.with_name(f".{file.name}.crc").unlink(missing_ok=True)
         parquet.write_table(table.drop_columns(["unobserved"]), file)
     later = Histories()
-    later.tell("ends", SUCCEEDED, start_ms=NOON + HOUR)
-    later.tell("is gathered", ("unobserved", {"delivery": 1, "attempt": 1}), start_ms=NOON + HOUR)
+    later.add("ends", SUCCEEDED, start_ms=NOON + HOUR)
+    later.add("is gathered", ("unobserved", {"delivery": 1, "attempt": 1}), start_ms=NOON + HOUR)
     later.hold("waits", "queue")
     write_lines(tmp_path / "outcomes" / "date=2026-01-31" / "hour=13" / "outcomes.jsonl", later.events)
-    told.inventory = later.inventory
-    again = reconcile(spark, told.write(tmp_path, state=str(state)))
+    histories.inventory = later.inventory
+    again = reconcile(spark, histories.write(tmp_path, state=str(state)))
     assert (again.verdicts["balanced"], again.verdicts["in_flight"], again.lives) == (2, 1, 3)
     assert (again.outcomes["unobserved"], again.outcomes["succeeded"]) == (1, 1)
 
 
-@pytest.mark.parametrize("told_ms", first_quick([NOON, NOON + 700 * 24 * HOUR]), ids=["by-as-of", "by-a-wrong-clock"])
-def test_a_time_to_come_makes_a_state_forget_no_day(spark: SparkSession, tmp_path: Path, told_ms: int) -> None:
+@pytest.mark.parametrize("announced_ms", first_quick([NOON, NOON + 700 * 24 * HOUR]), ids=["by-as-of", "by-a-wrong-clock"])
+def test_a_time_to_come_makes_a_state_forget_no_day(spark: SparkSession, tmp_path: Path, announced_ms: int) -> None:
     """Else the files of all later days count as read, and their events are never counted."""
-    told = Histories()
-    told.tell("a", "published", SUCCEEDED, start_ms=told_ms)
-    to_come = None if told_ms > NOON else NOON + 700 * 24 * HOUR
+    histories = Histories()
+    histories.add("a", "published", SUCCEEDED, start_ms=announced_ms)
+    to_come = None if announced_ms > NOON else NOON + 700 * 24 * HOUR
     (tmp_path / "inventory").mkdir()
     (tmp_path / "inventory" / "_taken.json").write_text(json.dumps({"seen_ms": NOON + HOUR}))
-    books = told.write(tmp_path, state=str(tmp_path / "state"))
+    books = histories.write(tmp_path, state=str(tmp_path / "state"))
     reconcile(spark, replace(books, as_of_ms=to_come))
     later = Histories()
-    later.tell("b", "published", start_ms=NOON + 24 * HOUR)
+    later.add("b", "published", start_ms=NOON + 24 * HOUR)
     write_lines(tmp_path / "outcomes" / "date=2026-02-01" / "hour=12" / "outcomes.jsonl", later.events)
     assert reconcile(spark, replace(books, as_of_ms=NOON + 48 * HOUR)).events == 1
 

@@ -87,87 +87,87 @@ EXPECTED = {
 }
 
 
-def _balanced(told: Histories) -> None:
-    told.tell("first-time", "published", SUCCEEDED)
-    told.tell("after-redelivery", "published", AGAIN, ("succeeded", {"delivery": 2, "attempt": 2}))
-    told.tell("reordered", SUCCEEDED, "published")
-    told.tell("exported-twice", "published", SUCCEEDED)
-    told.events += told.events[-2:]
-    told.tell("kept", "published", DIED)
-    told.hold("kept", "dead_letter")
-    told.tell("closed-since", "published", DIED, "purged")
-    told.hold("closed-since", "dead_letter", seen_ms=NOON + 1500)
-    told.tell("kept-then-purged", "published", DIED, "purged")
-    told.tell("kept-then-discarded", "published", DIED, ("discarded", {"reason": "operator"}))
-    told.tell("unannounced", ("received", {"reason": "unannounced", "delivery": 1}), SUCCEEDED)
-    told.tell("no-queue", "published", (*SUCCEEDED[:1], {**SUCCEEDED[1], "queue": ""}))
-    told.tell("run-by-its-own-strategy", "published", ("unobserved", {"delivery": 1, "attempt": 1}))
-    told.tell("run-by-its-own-strategy-twice", "published", ("unobserved", {"delivery": 1}), ("unobserved", {"delivery": 1}))
-    told.tell("cancelled-by-an-operator", "published", ("redelivery_scheduled", {"delivery": 3}), "cancelled")
-    told.tell("replaced", "published", ("ignored", {"delivery": 1}))
-    told.tell("replaced", "published", SUCCEEDED, nesting=1)
-    told.tell("restored", "published", ("received", {"delivery": 2, "reason": "redelivered"}), ("succeeded", {"delivery": 2}))
-    told.tell(
+def _balanced(histories: Histories) -> None:
+    histories.add("first-time", "published", SUCCEEDED)
+    histories.add("after-redelivery", "published", AGAIN, ("succeeded", {"delivery": 2, "attempt": 2}))
+    histories.add("reordered", SUCCEEDED, "published")
+    histories.add("exported-twice", "published", SUCCEEDED)
+    histories.events += histories.events[-2:]
+    histories.add("kept", "published", DIED)
+    histories.hold("kept", "dead_letter")
+    histories.add("closed-since", "published", DIED, "purged")
+    histories.hold("closed-since", "dead_letter", seen_ms=NOON + 1500)
+    histories.add("kept-then-purged", "published", DIED, "purged")
+    histories.add("kept-then-discarded", "published", DIED, ("discarded", {"reason": "operator"}))
+    histories.add("unannounced", ("received", {"reason": "unannounced", "delivery": 1}), SUCCEEDED)
+    histories.add("no-queue", "published", (*SUCCEEDED[:1], {**SUCCEEDED[1], "queue": ""}))
+    histories.add("run-by-its-own-strategy", "published", ("unobserved", {"delivery": 1, "attempt": 1}))
+    histories.add("run-by-its-own-strategy-twice", "published", ("unobserved", {"delivery": 1}), ("unobserved", {"delivery": 1}))
+    histories.add("cancelled-by-an-operator", "published", ("redelivery_scheduled", {"delivery": 3}), "cancelled")
+    histories.add("replaced", "published", ("ignored", {"delivery": 1}))
+    histories.add("replaced", "published", SUCCEEDED, nesting=1)
+    histories.add("restored", "published", ("received", {"delivery": 2, "reason": "redelivered"}), ("succeeded", {"delivery": 2}))
+    histories.add(
         "crashed", "published", (AGAIN[0], {**AGAIN[1], "reason": "worker_lost"}), ("succeeded", {"delivery": 2, "attempt": 2})
     )
 
 
-def _redriven(told: Histories) -> None:
-    told.tell("redriven", "published", DIED)
-    told.tell("redriven", "redriven", SUCCEEDED, generation=1, start_ms=NOON + 60_000)
-    told.tell("moved", "published", DIED)
-    told.tell("moved", "redriven", SUCCEEDED, generation=1, queue="repairs")
-    told.tell("redriven-and-vanished", "published", DIED)
-    told.tell("redriven-and-vanished", "redriven", generation=1)
+def _redriven(histories: Histories) -> None:
+    histories.add("redriven", "published", DIED)
+    histories.add("redriven", "redriven", SUCCEEDED, generation=1, start_ms=NOON + 60_000)
+    histories.add("moved", "published", DIED)
+    histories.add("moved", "redriven", SUCCEEDED, generation=1, queue="repairs")
+    histories.add("redriven-and-vanished", "published", DIED)
+    histories.add("redriven-and-vanished", "redriven", generation=1)
     # A redrive that died after it had published; the next redrive records it again.
-    told.tell("redriven-again", "published", DIED)
-    told.tell("redriven-again", "redriven", "redriven", SUCCEEDED, generation=1)
-    told.tell("redriven-again-and-vanished", "published", DIED)
-    told.tell("redriven-again-and-vanished", "redriven", "redriven", generation=1)
+    histories.add("redriven-again", "published", DIED)
+    histories.add("redriven-again", "redriven", "redriven", SUCCEEDED, generation=1)
+    histories.add("redriven-again-and-vanished", "published", DIED)
+    histories.add("redriven-again-and-vanished", "redriven", "redriven", generation=1)
     for queue in ("orders", "mail"):
-        told.tell("other-queue-redriven", "published", DIED, queue=queue)
-    told.tell("other-queue-redriven", "redriven", SUCCEEDED, generation=1)
+        histories.add("other-queue-redriven", "published", DIED, queue=queue)
+    histories.add("other-queue-redriven", "redriven", SUCCEEDED, generation=1)
 
 
-def _wrong(told: Histories) -> None:
-    told.tell("two-queues", "published", SUCCEEDED)
-    told.tell("two-queues", "published", queue="mail")
-    told.tell("orphan", SUCCEEDED)
-    told.tell("ended-twice", "published", SUCCEEDED, ("succeeded", {"delivery": 2}))
-    told.tell("died-and-succeeded", "published", DIED, ("succeeded", {"delivery": 2}))
-    told.hold("died-and-succeeded", "dead_letter")
-    told.tell("purged-twice", "published", DIED, "purged", "purged")
-    told.tell("back-again", "published", SUCCEEDED, ("redelivery_scheduled", {"delivery": 2}))
-    told.tell("copy-that-failed", "published", SUCCEEDED, AGAIN)
+def _wrong(histories: Histories) -> None:
+    histories.add("two-queues", "published", SUCCEEDED)
+    histories.add("two-queues", "published", queue="mail")
+    histories.add("orphan", SUCCEEDED)
+    histories.add("ended-twice", "published", SUCCEEDED, ("succeeded", {"delivery": 2}))
+    histories.add("died-and-succeeded", "published", DIED, ("succeeded", {"delivery": 2}))
+    histories.hold("died-and-succeeded", "dead_letter")
+    histories.add("purged-twice", "published", DIED, "purged", "purged")
+    histories.add("back-again", "published", SUCCEEDED, ("redelivery_scheduled", {"delivery": 2}))
+    histories.add("copy-that-failed", "published", SUCCEEDED, AGAIN)
     lost = (AGAIN[0], {**AGAIN[1], "reason": "worker_lost"})
-    told.tell("ended-and-crashed", "published", SUCCEEDED, lost, ("succeeded", {"delivery": 2, "attempt": 2}))
-    told.tell("ended-and-crashed-just-now", "published", SUCCEEDED, lost)
-    told.tell("crashed-and-copied", "published", lost, *[("succeeded", {"delivery": 2, "attempt": 2})] * 2)
-    told.tell("letter-of-a-success", "published", SUCCEEDED)
-    told.hold("letter-of-a-success", "dead_letter")
-    told.tell("letter-of-the-purged", "published", DIED, "purged")
-    told.hold("letter-of-the-purged", "dead_letter")
-    told.hold("letter-of-nobody", "dead_letter")
-    told.tell("letter-gone", "published", DIED)
-    told.tell("vanished", "published", AGAIN)
-    told.tell("held-and-gone", ("received", {"reason": "unannounced", "delivery": 1, "worker": "w1@shop"}))
-    told.tell("published-twice", "published", "published", SUCCEEDED)
+    histories.add("ended-and-crashed", "published", SUCCEEDED, lost, ("succeeded", {"delivery": 2, "attempt": 2}))
+    histories.add("ended-and-crashed-just-now", "published", SUCCEEDED, lost)
+    histories.add("crashed-and-copied", "published", lost, *[("succeeded", {"delivery": 2, "attempt": 2})] * 2)
+    histories.add("letter-of-a-success", "published", SUCCEEDED)
+    histories.hold("letter-of-a-success", "dead_letter")
+    histories.add("letter-of-the-purged", "published", DIED, "purged")
+    histories.hold("letter-of-the-purged", "dead_letter")
+    histories.hold("letter-of-nobody", "dead_letter")
+    histories.add("letter-gone", "published", DIED)
+    histories.add("vanished", "published", AGAIN)
+    histories.add("held-and-gone", ("received", {"reason": "unannounced", "delivery": 1, "worker": "w1@shop"}))
+    histories.add("published-twice", "published", "published", SUCCEEDED)
 
 
-def _open(told: Histories) -> None:
-    told.tell("young-letter-gone", "published", DIED, start_ms=NOON + HOUR - 300_000)
-    told.tell("overdue", "published", AGAIN)
-    told.hold("overdue", "delayed", due_ms=NOON + HOUR - 600_001)
-    told.tell("waiting", "published", AGAIN)
-    told.hold("waiting", "delayed", due_ms=NOON + HOUR - 600_000)
-    told.tell("owner-gone", "published")
-    told.hold("owner-gone", "unacked", owner="")
-    told.tell("running", "published")
-    told.hold("running", "unacked", owner="5d0e")
-    told.tell("queued", "published")
-    told.hold("queued", "queue")
-    told.tell("young", "published", start_ms=NOON + HOUR - 599_999)
-    told.hold("only-in-the-broker", "queue")
+def _open(histories: Histories) -> None:
+    histories.add("young-letter-gone", "published", DIED, start_ms=NOON + HOUR - 300_000)
+    histories.add("overdue", "published", AGAIN)
+    histories.hold("overdue", "delayed", due_ms=NOON + HOUR - 600_001)
+    histories.add("waiting", "published", AGAIN)
+    histories.hold("waiting", "delayed", due_ms=NOON + HOUR - 600_000)
+    histories.add("owner-gone", "published")
+    histories.hold("owner-gone", "unacked", owner="")
+    histories.add("running", "published")
+    histories.hold("running", "unacked", owner="5d0e")
+    histories.add("queued", "published")
+    histories.hold("queued", "queue")
+    histories.add("young", "published", start_ms=NOON + HOUR - 599_999)
+    histories.hold("only-in-the-broker", "queue")
 
 
 @dataclass
@@ -176,7 +176,7 @@ class Run:
 
     folder: Path
     summary: Summary
-    told: Histories
+    histories: Histories
 
     def verdicts(self) -> dict[str, Row]:
         """The verdict rows by life, named as in `EXPECTED`."""
@@ -190,10 +190,10 @@ class Run:
 @pytest.fixture(scope="module")
 def run(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """All histories of this module, reconciled once."""
-    told, folder = Histories(), tmp_path_factory.mktemp("books")
-    for tell in (_balanced, _redriven, _wrong, _open):
-        tell(told)
-    return Run(folder, told.reconcile(spark, folder, all_lives=True), told)
+    histories, folder = Histories(), tmp_path_factory.mktemp("books")
+    for add in (_balanced, _redriven, _wrong, _open):
+        add(histories)
+    return Run(folder, histories.reconcile(spark, folder, all_lives=True), histories)
 
 
 @pytest.mark.parametrize("life", EXPECTED)
@@ -212,9 +212,9 @@ def test_no_life_is_judged_that_nobody_told(run: Run) -> None:
 def test_the_summary_counts_what_was_told(run: Run) -> None:
     """Every number of the summary follows from the histories; an event that was exported twice counts once."""
     summary = run.summary
-    told = {event["event_id"]: event["outcome"] for event in run.told.events}
-    assert summary.events == len(told)
-    assert summary.outcomes == {name: list(told.values()).count(name) for name in summary.outcomes}
+    outcomes = {event["event_id"]: event["outcome"] for event in run.histories.events}
+    assert summary.events == len(outcomes)
+    assert summary.outcomes == {name: list(outcomes.values()).count(name) for name in summary.outcomes}
     expected = [*EXPECTED.values(), "balanced"]
     assert summary.verdicts == {name: expected.count(name) for name in VERDICTS}
     assert (summary.lives, summary.balanced, summary.gaps, summary.unannounced) == (len(expected), False, [], 2)

@@ -89,9 +89,9 @@ def test_every_planted_fault_is_found_and_nothing_else(proved: Proved) -> None:
 def test_the_summary_and_the_metrics_count_what_was_told(proved: Proved) -> None:
     """All rows of the metrics together have each event once; a row is one queue, task and day."""
     rows = proved.table("metrics")
-    told = Counter(event["outcome"] for event in proved.events)
-    assert {name: many for name, many in proved.summary.outcomes.items() if many} == dict(told)
-    assert sum(row["redeliveries"] for row in rows) == told["redelivery_scheduled"]
+    counts = Counter(event["outcome"] for event in proved.events)
+    assert {name: many for name, many in proved.summary.outcomes.items() if many} == dict(counts)
+    assert sum(row["redeliveries"] for row in rows) == counts["redelivery_scheduled"]
     lives = proved.lives
     for name in ("published", "redriven", "succeeded", "dead_lettered", "purged", "expired"):
         assert sum(row[name] for row in rows) == sum(any(each["outcome"] == name for each in life) for life in lives.values()), name
@@ -137,10 +137,12 @@ def test_attempts_without_success_and_delays_add_up(proved: Proved) -> None:
     assert sum(row["delayed_lives"] for row in rows) == lives
     assert sum(row["delay_asked_ms"] for row in rows) == asked
     assert all(row["delay_waited_ms"] >= row["delay_asked_ms"] for row in rows if row["delayed_lives"] > 50)
-    told = Counter(event["outcome"] for event in proved.events)
+    counts = Counter(event["outcome"] for event in proved.events)
     died = sum(each["outcome"] == "dead_lettered" for each in proved.events)
     made = sum(row["attempts_made"] for row in rows)
-    assert told["redelivery_scheduled"] + told["succeeded"] <= made <= told["redelivery_scheduled"] + told["succeeded"] + died
+    assert (
+        counts["redelivery_scheduled"] + counts["succeeded"] <= made <= counts["redelivery_scheduled"] + counts["succeeded"] + died
+    )
     assert sum(row["redriven_succeeded"] for row in rows) == sum(
         any(each["outcome"] == "succeeded" for each in life) for (_, generation), life in proved.lives.items() if generation
     )

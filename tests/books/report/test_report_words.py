@@ -150,9 +150,9 @@ def test_the_flow_shows_every_ending_and_no_band_is_too_thin_to_be_seen() -> Non
 
 def test_the_page_says_by_how_much_the_books_do_not_balance() -> None:
     """The first sentence says so, with the kinds."""
-    told = text_of(page(wrong(lost=3, missing_dead_letter=2, balanced=95), []))
-    assert "The books do not balance ." in told
-    assert "5 of 100 lives (5.0 %) are wrong: 3 lost, 2 missing dead letters." in told
+    text = text_of(page(wrong(lost=3, missing_dead_letter=2, balanced=95), []))
+    assert "The books do not balance ." in text
+    assert "5 of 100 lives (5.0 %) are wrong: 3 lost, 2 missing dead letters." in text
 
 
 def test_the_page_of_balanced_books_says_so_and_names_what_is_open() -> None:
@@ -172,28 +172,28 @@ def test_a_gap_is_told_of_where_nothing_else_is_wrong() -> None:
 
 def test_what_earlier_runs_had_said_is_named() -> None:
     """Corrections, and discrepancies that remain."""
-    told = text_of(page(replace(wrong(balanced=9), corrections=1, standing={"lost": 2}), []))
-    assert "1 life of closed books has another verdict now (corrections)." in told
-    assert "2 discrepancies reported before still stand" in told
+    text = text_of(page(replace(wrong(balanced=9), corrections=1, standing={"lost": 2}), []))
+    assert "1 life of closed books has another verdict now (corrections)." in text
+    assert "2 discrepancies reported before still stand" in text
 
 
 def test_the_page_explains_its_words() -> None:
     """Those that a reader without the documents does not know."""
-    told = text_of(page(wrong(balanced=9), []))
+    text = text_of(page(wrong(balanced=9), []))
     for word in (
         "life One pass of a task through a queue",
         "phantom dead letter A dead-letter queue holds it",
         "grace A life that",
     ):
-        assert word in told, told
+        assert word in text, text
 
 
 def test_the_page_names_the_app_the_broker_and_the_period() -> None:
     """If the inputs have them; and the length of the grace period."""
     whose = replace(wrong(balanced=9), app="shop", broker="redis://redis:6379/0", from_ms=NOON - HOUR, until_ms=NOON)
-    told = text_of(page(whose, []))
-    assert "shop on redis://redis:6379/0 · events from 2026-01-31 11:00 to 2026-01-31 12:00 · as of" in told
-    assert "older than this: here 10 min." in told
+    text = text_of(page(whose, []))
+    assert "shop on redis://redis:6379/0 · events from 2026-01-31 11:00 to 2026-01-31 12:00 · as of" in text
+    assert "older than this: here 10 min." in text
     assert "redis" not in text_of(page(wrong(balanced=9), []))
 
 
@@ -201,9 +201,9 @@ def test_verdicts_that_no_life_has_are_one_line() -> None:
     """The others have a row each, the most frequent first; each is explained."""
     whole = page(wrong(lost=2, balanced=9), [])
     assert re.findall(r'data-verdict="(\w+)"', whole) == ["balanced", "lost"]
-    told = text_of(whole)
-    assert "No life is orphaned, duplicated, resurrected, phantom dead letter, missing dead letter, stuck, in flight." in told
-    assert all(rule in told for rule in RULES.values())
+    text = text_of(whole)
+    assert "No life is orphaned, duplicated, resurrected, phantom dead letter, missing dead letter, stuck, in flight." in text
+    assert all(rule in text for rule in RULES.values())
 
 
 def test_dead_letters_that_still_lie_there_stand_beside_those_that_were_redriven() -> None:
@@ -237,8 +237,8 @@ def test_a_page_is_read_in_a_minute() -> None:
     whole = page(summary, [before, line_of(summary)])
     lines = re.search(r'<dl class="minute">(.*?)</dl>', whole, re.DOTALL)
     assert lines is not None
-    told = [text_of(each).strip() for each in lines[1].split("</dd>")[:-1]]
-    assert told == [
+    cells = [text_of(each).strip() for each in lines[1].split("</dd>")[:-1]]
+    assert cells == [
         "Total 10 lives: 9 published, 1 redriven (+25 %)",
         "Where it went 7 succeeded (70 %), 2 dead letters (20 %), 1 wrong (10 %) (succeeded \N{MULTIPLICATION SIGN}2)",
         "Dead letters 2 messages died, 1 was redriven; 2 still lie in a dead-letter queue (still there \N{MULTIPLICATION SIGN}2)",
@@ -252,8 +252,8 @@ def test_names_are_broken_between_their_words_and_only_long_ones_within() -> Non
     """A short name stays whole, an id stays on one line."""
     queues = [{"queue": name, "time_to_success_ms": [1.0, 2.0, 3.0]} for name in ("celery", "reports.monthly", "x" * 60)]
     whole = page(replace(wrong(balanced=1), figures=Figures(queues=queues)), [])
-    told = re.findall(r'<td class="wide queue">(.*?)</td>', whole)
-    assert told == ["celery", "reports.<wbr>monthly", "<wbr>".join(["x" * 24, "x" * 24, "x" * 12])]
+    cells = re.findall(r'<td class="wide queue">(.*?)</td>', whole)
+    assert cells == ["celery", "reports.<wbr>monthly", "<wbr>".join(["x" * 24, "x" * 24, "x" * 12])]
 
 
 def hostile() -> Summary:
@@ -317,6 +317,6 @@ def test_the_page_compares_with_the_run_before() -> None:
     """How much a figure has changed, and since when."""
     line = line_of(wrong(balanced=1))
     trend = [line | {"as_of_ms": NOON - HOUR, "published": 100}, line | {"published": 125}]
-    told = text_of(page(wrong(balanced=1), trend))
-    assert "+25 %" in told
-    assert "Changes are since the run as of 2026-01-31 11:00 UTC." in told
+    text = text_of(page(wrong(balanced=1), trend))
+    assert "+25 %" in text
+    assert "Changes are since the run as of 2026-01-31 11:00 UTC." in text

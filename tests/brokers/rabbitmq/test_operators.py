@@ -498,7 +498,7 @@ def is_refused(connection: Any, names: AmqpNames, folder: Path) -> bool:
 
 def hears(listener: Listening, heard: list[Event], count: int) -> bool:
     """Whether so many events have been heard by now."""
-    heard += listener.heard()
+    heard += listener.new_events()
     return len(heard) == count
 
 

@@ -22,18 +22,18 @@ def passing(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def test_an_answer_that_is_read_late_does_not_set_the_clock_back(passing: list[float]) -> None:
     """A busy worker reads an answer 0.9 s after the server sent it: the earlier estimate is better."""
     clock = ServerClock()
-    clock.heard(5_000_000)
+    clock.observe(5_000_000)
     passing[0] += 1.0
-    clock.heard(5_000_100)
+    clock.observe(5_000_100)
     assert clock.now_ms() == 5_001_000
 
 
 def test_an_answer_that_is_read_sooner_sets_it_right(passing: list[float]) -> None:
     """The first answer had been read late, so the second one is closer to the truth."""
     clock = ServerClock()
-    clock.heard(5_000_000)
+    clock.observe(5_000_000)
     passing[0] += 1.0
-    clock.heard(5_001_700)
+    clock.observe(5_001_700)
     passing[0] += 0.5
     assert clock.now_ms() == 5_002_200
 
@@ -41,10 +41,10 @@ def test_an_answer_that_is_read_sooner_sets_it_right(passing: list[float]) -> No
 def test_a_clock_that_was_set_back_is_believed_within_two_memories(passing: list[float]) -> None:
     """Older answers are forgotten after `MEMORY`, so the new time is believed."""
     clock = ServerClock()
-    clock.heard(5_000_000)
+    clock.observe(5_000_000)
     for _ in range(3):
         passing[0] += MEMORY
-        clock.heard(round(passing[0] * 1000))
+        clock.observe(round(passing[0] * 1000))
     assert clock.now_ms() == round(passing[0] * 1000)
 
 
@@ -52,5 +52,5 @@ def test_it_is_known_once_it_was_heard() -> None:
     """Before the first answer it is unknown, and must be asked for."""
     clock = ServerClock()
     assert not clock.is_known
-    clock.heard(round(time.time() * 1000))
+    clock.observe(round(time.time() * 1000))
     assert clock.is_known

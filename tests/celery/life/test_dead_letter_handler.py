@@ -372,7 +372,7 @@ def test_an_acknowledgement_without_a_decision_parks(monkeypatch: pytest.MonkeyP
     delivery = LetterDelivery.__new__(LetterDelivery)
     delivery.ending = None
     task = SimpleNamespace(acks_late=True)
-    delivery.acknowledge(SimpleNamespace(acknowledged=False, is_told=has_begun, time_start=None, task=task, result=None))
+    delivery.acknowledge(SimpleNamespace(acknowledged=False, is_handed_over=has_begun, time_start=None, task=task, result=None))
     assert parked == ["rejected"]
 
 

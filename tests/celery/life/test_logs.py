@@ -14,7 +14,7 @@ import structlog
 from structlog.contextvars import bound_contextvars
 from structlog.testing import capture_logs
 
-from redelivery.middleware.logs import HIDDEN, TaskContext, log, redacting, told
+from redelivery.middleware.logs import HIDDEN, TaskContext, error_text, log, redacting
 from tests.support.desk import harmless
 from tests.support.lanes import first_quick
 
@@ -210,7 +210,7 @@ def test_texts_of_exceptions_are_hidden_where_an_app_asks_for_it(caplog: pytest.
     except ValueError:
         log.error("hook.failed", exc_info=info, detail=SECRET)
         log.exception("hook.failed")
-    assert told(exc) == "ValueError"
+    assert error_text(exc) == "ValueError"
     assert SECRET not in caplog.text
     assert all(part in caplog.text for part in (f"KeyError: {HIDDEN}", f"ValueError: {HIDDEN}", "test_logs.py"))
 

@@ -180,7 +180,7 @@ def _at_scripts() -> None:
 
 
 def _at_what_is_under_way() -> None:
-    ask, tell = Asking._ask, UnderWay._tell
+    ask, call_back = Asking._ask, UnderWay._call_back
     steps: dict[str, str] = {}
 
     def asked(self: Any, script: scripts.Script, keys: Any, args: Any) -> Any:
@@ -191,13 +191,13 @@ def _at_what_is_under_way() -> None:
         here(f"{name}.asked", lambda: bool(args[0]))
         return answer
 
-    def told(self: Any, one: Any, answer: Any) -> None:
+    def called_back(self: Any, one: Any, answer: Any) -> None:
         name = steps.pop(one.tag)
         here(f"{name}.after", lambda: bool(one.tag))
-        tell(self, one, answer)
+        call_back(self, one, answer)
 
     Asking._ask = asked  # type: ignore[method-assign]
-    UnderWay._tell = told  # type: ignore[method-assign,assignment]
+    UnderWay._call_back = called_back  # type: ignore[method-assign,assignment]
 
 
 def _step_of(script: str, keys: Any, args: Any) -> str:

@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 from redelivery import Redelivery
 from redelivery.middleware.brokers.rabbitmq.names import OUTCOMES
 from redelivery.workers.duties.bootstep import duties_of
-from redelivery.workers.duties.watch.letter_watch import GROWING, QUIET, LetterWatch, Watched, tell
+from redelivery.workers.duties.watch.letter_watch import GROWING, QUIET, LetterWatch, Watched, warn
 from redelivery.workers.duties.watch.rabbitmq import AmqpLetterWatch
 from tests.conformance.brokers import Place, letter
 from tests.support.desk import LETTERS, Desk, body_of, copies, each_desk, task_message
@@ -34,7 +34,7 @@ UNREAD = "dead_letter_queue.unread"
 def test_a_command_that_is_suggested_can_be_pasted() -> None:
     """Every publisher may name queues, so a name is quoted for the shell, and shown without control characters."""
     with capture_logs() as lines:
-        tell("DLQ.$(reboot);\x1b[2J\u202e'", "unread", letters=1)
+        warn("DLQ.$(reboot);\x1b[2J\u202e'", "unread", letters=1)
     assert "-Q '" in lines[0]["why"]
     [name] = [word for word in shlex.split(lines[0]["why"].replace("`", " ")) if "reboot" in word]
     assert name.startswith("DLQ.$(reboot);\\x1b[2J\\u202e'")

@@ -1,6 +1,6 @@
 """The command `redelivery reconcile`, and one successful task as its input.
 
-Import the fixture with `from tests.support.books.books_command import told`.
+Import the fixture with `from tests.support.books.books_command import histories`.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from tests.support.books.spark_session import Histories
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["COMMAND", "SUCCEEDED", "arguments", "run", "run_mounted", "told"]
+__all__ = ["COMMAND", "SUCCEEDED", "arguments", "histories", "run", "run_mounted"]
 
 COMMAND = [sys.executable, "-m", "redelivery.workers.cli.reconcile"]
 SUCCEEDED = ("succeeded", {"delivery": 1, "attempt": 1})
 
 
 @pytest.fixture
-def told(tmp_path: Path) -> Histories:
+def histories(tmp_path: Path) -> Histories:
     """One successful task, written as the input of the job."""
-    told = Histories()
-    told.tell("a", "published", SUCCEEDED)
-    told.hold("b", "queue")
-    told.write(tmp_path)
-    return told
+    histories = Histories()
+    histories.add("a", "published", SUCCEEDED)
+    histories.hold("b", "queue")
+    histories.write(tmp_path)
+    return histories
 
 
 def arguments(folder: Path, *more: str, **places: str) -> list[str]:

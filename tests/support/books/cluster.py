@@ -89,10 +89,10 @@ def _wait_for(log: Path, words: str) -> None:
 
 def _day(folder: Path, day: int, lives: list[Any], as_of_ms: int) -> int:
     """Write a day's events and an empty inventory. Returns `as_of_ms`."""
-    told = Histories()
+    histories = Histories()
     for task_id, *steps in lives:
-        told.tell(task_id, *steps, start_ms=NOON + (day - 1) * DAY)
-    write_lines(folder / "outcomes" / f"date=2026-01-{30 + day}" / "hour=12" / "outcomes.jsonl", told.events)
+        histories.add(task_id, *steps, start_ms=NOON + (day - 1) * DAY)
+    write_lines(folder / "outcomes" / f"date=2026-01-{30 + day}" / "hour=12" / "outcomes.jsonl", histories.events)
     write_lines(folder / "inventory" / "inventory.jsonl", [])
     return as_of_ms
 

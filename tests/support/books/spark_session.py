@@ -47,7 +47,7 @@ class Histories:
     events: list[Row] = field(default_factory=list)
     inventory: list[Row] = field(default_factory=list)
 
-    def tell(self, task_id: str, *steps: str | tuple[str, Row], start_ms: int = NOON, **common: Any) -> None:
+    def add(self, task_id: str, *steps: str | tuple[str, Row], start_ms: int = NOON, **common: Any) -> None:
         """Append events, one a second. A step is an outcome, or an outcome with more fields."""
         for number, step in enumerate(steps):
             outcome, more = (step, {}) if isinstance(step, str) else step

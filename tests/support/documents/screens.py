@@ -146,12 +146,12 @@ def with_books() -> Iterator[None]:
     again = ("redelivery_scheduled", {"delay_ms": 1000, "attempt": 1, "delivery": 1, "worker": "celery@shop-1"})
     done = ("succeeded", {"attempt": 1, "delivery": 1, "worker": "celery@shop-1"})
     for number in range(5):
-        histories.tell(f"0d5b7c1e-6d0b-4f7e-9a51-0c2f6b8e4e0{number}", "published", done, start_ms=NOON - 3_600_000, **mail)
-    histories.tell("3f2a9c1e-6d0b-4f7e-9a51-0c2f6b8e4d01", "published", ("dead_lettered", refused), **charge)
+        histories.add(f"0d5b7c1e-6d0b-4f7e-9a51-0c2f6b8e4e0{number}", "published", done, start_ms=NOON - 3_600_000, **mail)
+    histories.add("3f2a9c1e-6d0b-4f7e-9a51-0c2f6b8e4d01", "published", ("dead_lettered", refused), **charge)
     histories.hold("3f2a9c1e-6d0b-4f7e-9a51-0c2f6b8e4d01", "dead_letter", **charge)
-    histories.tell("3f2a9c77-11aa-4c1e-8b62-5d3e7c9f1a02", "published", ("dead_lettered", refused), **charge)
-    histories.tell("a04e5b9d-2c7f-4e0a-b3d8-9f1e6a2c7b03", "published", again, **mail)
-    histories.tell("9b1d7c3a-5e8f-4b20-a6c4-1d9e8f7a6b04", "published", start_ms=NOON + 3_500_000, **charge)
+    histories.add("3f2a9c77-11aa-4c1e-8b62-5d3e7c9f1a02", "published", ("dead_lettered", refused), **charge)
+    histories.add("a04e5b9d-2c7f-4e0a-b3d8-9f1e6a2c7b03", "published", again, **mail)
+    histories.add("9b1d7c3a-5e8f-4b20-a6c4-1d9e8f7a6b04", "published", start_ms=NOON + 3_500_000, **charge)
     histories.hold("9b1d7c3a-5e8f-4b20-a6c4-1d9e8f7a6b04", "queue", **charge)
     with _in_a_new_folder() as folder:
         histories.write(folder)

@@ -269,7 +269,7 @@ def _hear_remote_control(desk: Desk) -> None:
         consumer.cancel()
 
 
-def _tell_events(desk: Desk) -> None:
+def _print_events(desk: Desk) -> None:
     with desk.app.events.default_dispatcher() as dispatcher:
         dispatcher.send("worker-tested")
 

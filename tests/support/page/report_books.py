@@ -48,21 +48,21 @@ class _Shop:
 
     def day(self, number: int) -> Histories:
         """The events and inventory of one day."""
-        told, began_ms = Histories(), _beginning_of(number)
-        self._redrive(told, began_ms)
+        histories, began_ms = Histories(), _beginning_of(number)
+        self._redrive(histories, began_ms)
         for task, queue, many, run_ms, exception, deaths in TASKS:
             for _ in range(int(many * self._drawn.uniform(0.9, 1.1))):
                 start_ms = began_ms + int(self._drawn.triangular(0, 23, 14) * HOUR_MS)
                 is_away = number == DAYS - 1 and queue == "orders" and start_ms // HOUR_MS % 24 in AWAY
                 steps = self._steps(run_ms, exception, 250 if is_away else deaths)
-                self._tell(told, start_ms, steps, task=task, queue=queue)
+                self._add(histories, start_ms, steps, task=task, queue=queue)
         if number == DAYS - 1:
-            self._tell(told, LAST_MS + 9 * HOUR_MS, [("received", {"delivery": 1})], task=TASKS[0][0], queue="orders")
+            self._add(histories, LAST_MS + 9 * HOUR_MS, [("received", {"delivery": 1})], task=TASKS[0][0], queue="orders")
             twice = [("succeeded", {"delivery": each, "attempt": each, "worker": f"w{each}@shop-{each}"}) for each in (1, 2)]
-            self._tell(told, LAST_MS + 11 * HOUR_MS, twice, task=TASKS[0][0], queue="orders")
+            self._add(histories, LAST_MS + 11 * HOUR_MS, twice, task=TASKS[0][0], queue="orders")
         for each in self._letters:
-            told.hold(**each, place="dead_letter", seen_ms=began_ms + DAY_MS)
-        return told
+            histories.hold(**each, place="dead_letter", seen_ms=began_ms + DAY_MS)
+        return histories
 
     def _steps(self, run_ms: int, exception: str, deaths: int) -> list[tuple[str, Row]]:
         """The steps of a task: `deaths` in a thousand die, a few are redelivered, and most succeed at once."""
@@ -78,19 +78,19 @@ class _Shop:
         ran_ms = int(run_ms * self._drawn.lognormvariate(0, 0.5))
         return {"attempt": attempt, "delivery": attempt, "worker": worker, "run_ms": ran_ms, "release": "4.2"}
 
-    def _tell(self, told: Histories, start_ms: int, steps: list[tuple[str, Row]], **common: Any) -> None:
+    def _add(self, histories: Histories, start_ms: int, steps: list[tuple[str, Row]], **common: Any) -> None:
         """Add the events of a task, with the waits and run times between them."""
-        at_ms, told_steps = start_ms, []
+        at_ms, steps_in_random_order = start_ms, []
         for outcome, facts in steps:
             at_ms += int(self._drawn.expovariate(1 / 200)) + facts.get("run_ms", 0)
-            told_steps.append((outcome, facts | {"at_ms": at_ms}))
+            steps_in_random_order.append((outcome, facts | {"at_ms": at_ms}))
             at_ms += facts.get("delay_ms", 0)
         task_id = str(uuid.UUID(int=self._drawn.getrandbits(128), version=4))
-        told.tell(task_id, "published", *told_steps, start_ms=start_ms, **common)
+        histories.add(task_id, "published", *steps_in_random_order, start_ms=start_ms, **common)
         if steps[-1][0] == "dead_lettered":
             self._letters.append({"task_id": task_id, "message": SAID[steps[-1][1]["exception"]], "generation": 0, **common})
 
-    def _redrive(self, told: Histories, began_ms: int) -> None:
+    def _redrive(self, histories: Histories, began_ms: int) -> None:
         """Redrive most dead letters. All of them succeed."""
         stays = []
         for number, each in enumerate(self._letters):
@@ -99,7 +99,7 @@ class _Shop:
                 continue
             done = ("succeeded", {"attempt": 1, "delivery": 1, "worker": "w1@shop-1", "run_ms": 300, "release": "4.2"})
             common = {"task": each["task"], "queue": each["queue"], "generation": 1}
-            told.tell(each["task_id"], ("redriven", {"actor": "ada"}), done, start_ms=began_ms + 8 * HOUR_MS, **common)
+            histories.add(each["task_id"], ("redriven", {"actor": "ada"}), done, start_ms=began_ms + 8 * HOUR_MS, **common)
         self._letters = stays
 
 

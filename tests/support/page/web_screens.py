@@ -193,15 +193,15 @@ def operate(desk: Desk) -> Mapping[str, str]:
 
 def keep_books(folder: Path) -> Path:
     """Keep books with a lost life and a life that ended twice. Returns their folder."""
-    told, began_ms = Histories(), int(time.time() * 1000) - 7_200_000
+    histories, began_ms = Histories(), int(time.time() * 1000) - 7_200_000
     for number in range(40):
         ended = ("succeeded", {"delivery": 1, "attempt": 1, "worker": "w1@shop-1"})
-        told.tell(f"3f2a9c{number:02}", "published", ended, start_ms=began_ms)
-    told.tell("8c1e77d04b", "published", ("received", {"delivery": 1, "worker": "w1@shop-1"}), start_ms=began_ms)
+        histories.add(f"3f2a9c{number:02}", "published", ended, start_ms=began_ms)
+    histories.add("8c1e77d04b", "published", ("received", {"delivery": 1, "worker": "w1@shop-1"}), start_ms=began_ms)
     ends = [("succeeded", {"delivery": each, "attempt": each, "worker": f"w{each}@shop-{each}"}) for each in (1, 2)]
-    told.tell("b60f15aa92", "published", *ends, start_ms=began_ms)
-    told.hold("71d0c3aa", "queue", seen_ms=began_ms + 7_000_000)
-    told.write(folder)
+    histories.add("b60f15aa92", "published", *ends, start_ms=began_ms)
+    histories.hold("71d0c3aa", "queue", seen_ms=began_ms + 7_000_000)
+    histories.write(folder)
     places = [f"--{name}={folder / name}" for name in ("outcomes", "inventory")]
     command = [sys.executable, "-m", "redelivery", "reconcile", *places, f"--output={folder / 'books'}", "--quiet"]
     subprocess.run(command, check=False, stdout=subprocess.DEVNULL)

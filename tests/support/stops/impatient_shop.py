@@ -19,11 +19,11 @@ __all__ = ["app"]
 class Impatient(list[Any]):
     """The list of receivers. Its first iteration sends the signal, and Python calls the handler before the next line."""
 
-    is_told = False
+    is_handed_over = False
 
     def __iter__(self) -> Iterator[Any]:
-        if not self.is_told:
-            self.is_told = True
+        if not self.is_handed_over:
+            self.is_handed_over = True
             os.kill(os.getpid(), signal.SIGINT)
         return super().__iter__()
 

@@ -27,21 +27,21 @@ SCRIPT = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>&\x1b[31m\u20
 
 
 @pytest.fixture
-def told(tmp_path: Path) -> Histories:
+def histories(tmp_path: Path) -> Histories:
     """A balanced life, a waiting one, a lost one, one that ended twice, and a lost one whose texts are hostile."""
-    told = Histories()
-    told.tell("task-fine", "published", SUCCEEDED)
-    told.tell("task-lost", "published", ("received", {"delivery": 1, "worker": "w1@shop"}))
+    histories = Histories()
+    histories.add("task-fine", "published", SUCCEEDED)
+    histories.add("task-lost", "published", ("received", {"delivery": 1, "worker": "w1@shop"}))
     ends = [("succeeded", {"delivery": number, "attempt": number, "worker": f"w{number}@shop"}) for number in (1, 2)]
-    told.tell("task-twice", "published", *ends)
+    histories.add("task-twice", "published", *ends)
     evil = {"delivery": 1, "worker": SCRIPT, "exception": SCRIPT, "reason": SCRIPT}
-    told.tell(SCRIPT, "published", ("received", evil), task=SCRIPT, queue=SCRIPT)
-    told.hold("task-waits", "queue")  # the inventory is an hour later: a life without an end that is nowhere is lost
-    told.write(tmp_path)
-    return told
+    histories.add(SCRIPT, "published", ("received", evil), task=SCRIPT, queue=SCRIPT)
+    histories.hold("task-waits", "queue")  # the inventory is an hour later: a life without an end that is nowhere is lost
+    histories.write(tmp_path)
+    return histories
 
 
-@pytest.mark.usefixtures("spark", "told")
+@pytest.mark.usefixtures("spark", "histories")
 def test_wrong_lives_are_shown_with_their_evidence(open_page: Callable[..., WebPage], tmp_path: Path) -> None:
     """A lost life and one that ended twice, each with its events, the likely cause and what to do. Also on the overview."""
     assert run(tmp_path).exit_code == 1
@@ -66,14 +66,14 @@ def test_wrong_lives_are_shown_with_their_evidence(open_page: Callable[..., WebP
 
 
 @pytest.mark.full
-@pytest.mark.usefixtures("spark", "told")
-def test_the_trend_over_the_runs_is_drawn(open_page: Callable[..., WebPage], told: Histories, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("spark", "histories")
+def test_the_trend_over_the_runs_is_drawn(open_page: Callable[..., WebPage], histories: Histories, tmp_path: Path) -> None:
     """From the second run on, with the lives and discrepancies of each run."""
     run(tmp_path)
     page = open_page("--books", str(tmp_path / "books"))
     assert "Trend" not in page.operator().get("/books").read
-    told.tell("task-later", "published", SUCCEEDED)
-    told.write(tmp_path)
+    histories.add("task-later", "published", SUCCEEDED)
+    histories.write(tmp_path)
     run(tmp_path, "--as-of", "2026-01-31T14:30:00Z")
     shown = page.operator().get("/books").text
     for drawn in ("lives of each of the last 2 runs", "discrepancies of each of the last 2 runs"):
@@ -81,12 +81,12 @@ def test_the_trend_over_the_runs_is_drawn(open_page: Callable[..., WebPage], tol
 
 
 @pytest.mark.full
-@pytest.mark.usefixtures("spark", "told")
-def test_many_wrong_lives_are_shown_page_by_page(open_page: Callable[..., WebPage], told: Histories, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("spark", "histories")
+def test_many_wrong_lives_are_shown_page_by_page(open_page: Callable[..., WebPage], histories: Histories, tmp_path: Path) -> None:
     """Each life is on one page only."""
     for number in range(60):
-        told.tell(f"task-lost-{number:02}", "published", start_ms=1_769_860_800_000 + number)
-    told.write(tmp_path)
+        histories.add(f"task-lost-{number:02}", "published", start_ms=1_769_860_800_000 + number)
+    histories.write(tmp_path)
     assert run(tmp_path).exit_code == 1
     operator = open_page("--books", str(tmp_path / "books")).operator()
     first = operator.get("/books?verdict=lost")
@@ -116,7 +116,7 @@ def test_a_summary_with_values_of_another_type_is_said(
 
 
 @pytest.mark.full
-@pytest.mark.usefixtures("spark", "told")
+@pytest.mark.usefixtures("spark", "histories")
 def test_axe_finds_nothing_in_the_books(browser: Browser, open_page: Callable[..., WebPage], tmp_path: Path) -> None:
     """With wrong lives on the screen. Nothing is wider than the window."""
     assert run(tmp_path).exit_code == 1

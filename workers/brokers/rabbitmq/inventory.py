@@ -52,8 +52,8 @@ class AmqpInventory:
                 with Look(connection, name, most=MAX_HELD) as looking:
                     for letter in (Letter.of(found.raw) for found in looking):
                         inventory.see(letter, letter.queue or name, DEAD_LETTER, transport.now_ms())
-            for event in listening.heard():
-                inventory.hear(event)
+            for event in listening.new_events():
+                inventory.apply(event)
             levels = [transport.keys.level(bit) for bit in range(BITS)]
             beyond = unlisted(connection, [*levels, *letter_queues], MAX_HELD)
             return unlisted(connection, queues, MAX_HELD if look else 0) | beyond

@@ -127,7 +127,7 @@ class AmqpOutcomeLog:
             yield Tail(events, left, (lambda: iter(())) if listening is None else listening.follow)
 
     @contextmanager
-    def hear(
+    def listen(
         self,
         dead_letter_queue: str,  # noqa: ARG002 - the events of all queues come
         *,
@@ -136,13 +136,13 @@ class AmqpOutcomeLog:
         with self._transport.connect() as connection:
             listening = Listening(connection, self._names)
 
-            def heard(seconds: float) -> list[Event]:
-                events = list(listening.heard())
+            def new_events(seconds: float) -> list[Event]:
+                events = list(listening.new_events())
                 if not events and seconds > 0:
                     time.sleep(seconds)  # the queue has no consumer: it is polled
                 return events
 
-            yield heard
+            yield new_events
 
 
 class Listening:
@@ -154,7 +154,7 @@ class Listening:
         self._queue = self._channel.queue_declare(UNNAMED, exclusive=True).queue
         self._channel.queue_bind(self._queue, names.outcomes_exchange, names.outcomes)
 
-    def heard(self) -> Iterator[Event]:
+    def new_events(self) -> Iterator[Event]:
         """The events that were recorded since the last call."""
         while (message := self._channel.basic_get(self._queue, no_ack=True)) is not None:
             yield from _events(body_of(message))

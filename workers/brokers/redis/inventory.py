@@ -58,7 +58,7 @@ class RedisInventory(OnRedis):
         walk.dead_letter_queues()
         walk.unacked()  # again: a dead-letter handler may have received a dead letter before its queue was read
         for event in self._events_after(last):
-            inventory.hear(event)
+            inventory.apply(event)
         return {}
 
     def _events_after(self, last: str) -> Iterable[Event]:

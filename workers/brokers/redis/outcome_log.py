@@ -112,7 +112,7 @@ class Reading:
         self._newest: Any = self._client.lindex(self._letters, 0) if since_ms is None else None
         self._at = newest_id(self._client, self._log) if since_ms is None else f"{since_ms}-0"
 
-    def heard(self, seconds: float) -> Iterator[Event]:
+    def new_events(self, seconds: float) -> Iterator[Event]:
         """Yield the events since the last call. Wait at most `seconds` for the first."""
         block_ms = max(round(seconds * 1000), 1) if seconds > 0 else None  # Redis takes 0 as for ever
         is_busy = False
@@ -167,5 +167,5 @@ class RedisOutcomeLog(OnRedis):
         yield Tail(events, 0, lambda: follow(self._client, self._keys.outcomes, last))
 
     @contextmanager
-    def hear(self, dead_letter_queue: str, *, since_ms: int | None = None) -> Iterator[Callable[[float], Iterable[Event]]]:
-        yield Reading(self._transport, dead_letter_queue, since_ms).heard
+    def listen(self, dead_letter_queue: str, *, since_ms: int | None = None) -> Iterator[Callable[[float], Iterable[Event]]]:
+        yield Reading(self._transport, dead_letter_queue, since_ms).new_events

@@ -47,10 +47,10 @@ def leave(context: Context, *, dry_run: bool, yes: bool, actor: str, why: str) -
     if context.as_json:
         print_json(done.to_dict())
     else:
-        _tell(done)
+        _print(done)
 
 
-def _tell(done: Leaving) -> None:
+def _print(done: Leaving) -> None:
     count, verb = sum(done.handed_back.values()), "would be handed" if done.dry_run else "handed"
     where = ", ".join(f"{safe(queue)} {number}" for queue, number in done.handed_back.most_common())
     say(f"{counted(count, 'delayed message', 'delayed messages')} {verb} back{f': {where}' if where else ''}.")

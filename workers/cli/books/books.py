@@ -6,7 +6,7 @@ import click
 
 from redelivery.display import harmless
 
-from ...reconciliation.report.wording import lives_told
+from ...reconciliation.report.wording import lines_of_lives
 from ...reconciliation.rules import VERDICTS
 from ..context import Context, json_option, pass_context
 from ..terminal.output import OneOf, print_json
@@ -47,7 +47,7 @@ def show(context: Context, output: str, verdicts: tuple[str, ...], limit: int, a
     if context.as_json:
         print_json({"total": page.total, "after": page.after, "next": page.next, "lives": page.lives})
         return
-    for line in lives_told(page.lives, screen_width()):
+    for line in lines_of_lives(page.lives, screen_width()):
         click.echo(line)
     click.echo(_end(output, verdicts, page.total, after + len(page.lives)))
     if page.next is not None:

@@ -26,7 +26,7 @@ from ...operations.runs.operation import Kind, Options, begin
 from ...operations.words.numbers import counted
 from ..context import Context, json_option, pass_context
 from ..ops.acting import NEEDS_YES, acting, detaching, is_confirmed, is_terminal
-from ..ops.ops import tell_begun
+from ..ops.ops import print_begun
 from ..terminal.options import PLACE, together
 from ..terminal.output import print_json, say
 from ..terminal.progress import Progress
@@ -111,7 +111,7 @@ def purge_(
     if not is_agreed(options, functools.partial(remove, dry_run=True), question, is_asked=not (dry_run or yes)):
         return
     if detach and not dry_run:
-        tell_begun(context, begin(context.runtime, Kind.PURGE, name, chosen, wanted, actor=actor, why=why))
+        print_begun(context, begin(context.runtime, Kind.PURGE, name, chosen, wanted, actor=actor, why=why))
         return
     recorded = recording(transport, Act.PURGE, name, actor=actor, why=why, chosen=chosen, options=wanted.to_dict(), dry_run=dry_run)
     went = "would be purged" if dry_run else "purged"
@@ -123,7 +123,7 @@ def purge_(
     if context.as_json:
         print_json(done.to_dict())
         return
-    tell_walk(done, went)
+    print_walk(done, went)
     if done.files:
         say(f"They are in {harmless(archive or '')}: {counted(len(done.files), 'file', 'files')}.")
 
@@ -179,7 +179,7 @@ def move_(
         return
     act, wanted = Kind.REDRIVE if is_living else Kind.MOVE, Options(to=target, create=create, limit=limit)
     if detach and not dry_run:
-        tell_begun(context, begin(context.runtime, act, name, chosen, wanted, actor=actor, why=why))
+        print_begun(context, begin(context.runtime, act, name, chosen, wanted, actor=actor, why=why))
         return
     recorded = recording(transport, Act(act), name, actor=actor, why=why, chosen=chosen, options=wanted.to_dict(), dry_run=dry_run)
     with recorded as result:
@@ -190,10 +190,10 @@ def move_(
     if context.as_json:
         print_json(done.to_dict())
     else:
-        tell_walk(done, f"{'would move' if dry_run else 'moved'} to {safe(target)}")
+        print_walk(done, f"{'would move' if dry_run else 'moved'} to {safe(target)}")
 
 
-def tell_walk(done: Walked, verb: str, *notes: str, cannot: str = "") -> None:
+def print_walk(done: Walked, verb: str, *notes: str, cannot: str = "") -> None:
     """Print how many letters were moved, the notes, and how many letters stayed."""
     name = safe(done.dead_letter_queue)
     if not done.matched:
@@ -201,10 +201,10 @@ def tell_walk(done: Walked, verb: str, *notes: str, cannot: str = "") -> None:
         return
     for note in (f"{counted(done.moved, 'dead letter', 'dead letters')} of {name} {verb}.", *notes):
         say(note)
-    tell_left(done, cannot)
+    print_left(done, cannot)
 
 
-def tell_left(done: Walked, cannot: str = "") -> None:
+def print_left(done: Walked, cannot: str = "") -> None:
     """Print how many letters stayed, and why, and how many had already left the queue."""
     for why, count in done.left.most_common():
         say(f"{counted(count, 'dead letter', 'dead letters')} {cannot}{'stays' if count == 1 else 'stay'}: {safe(why)}.")

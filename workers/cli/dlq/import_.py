@@ -13,7 +13,7 @@ from ..context import Context, json_option, pass_context
 from ..ops.acting import acting
 from ..terminal.output import print_json, say
 from ..terminal.progress import Progress
-from .changes import tell_left
+from .changes import print_left
 
 NOT_HERE = "this command is for RabbitMQ: Redis makes no dead letters by itself, so there are none to import"
 
@@ -58,4 +58,4 @@ def import_(context: Context, /, name: str, *, dry_run: bool, limit: int | None,
     for target, count in done.targets.most_common():
         verb = "went" if not dry_run else "goes" if count == 1 else "go"
         say(f"{counted(count, 'dead letter', 'dead letters')} {verb} to {safe(target)}.")
-    tell_left(done)
+    print_left(done)

@@ -27,11 +27,11 @@ from ...operations.runs.operation import Kind, Options, begin, guard_of
 from ...operations.words.numbers import counted
 from ..context import Context, json_option, pass_context
 from ..ops.acting import acting, detaching
-from ..ops.ops import tell_begun
+from ..ops.ops import print_begun
 from ..terminal.options import RATE, SECONDS, SHARE, together
 from ..terminal.output import print_json, say
 from ..terminal.progress import Progress
-from .changes import changing, is_agreed, targets_of, tell_walk
+from .changes import changing, is_agreed, print_walk, targets_of
 from .choosing import choosing, require_choice, require_found
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ def redrive_(
     if not is_agreed(options, functools.partial(send, dry_run=True), question, is_asked=not (dry_run or yes)):
         return
     if detach and not dry_run:
-        tell_begun(context, begin(context.runtime, Kind.REDRIVE, name, chosen, wanted, actor=actor, why=why))
+        print_begun(context, begin(context.runtime, Kind.REDRIVE, name, chosen, wanted, actor=actor, why=why))
         return
     if queue is not None and create and not dry_run:
         declare(context.runtime, queue)
@@ -167,7 +167,7 @@ def redrive_(
     if context.as_json:
         print_json(done.to_dict())
     else:
-        _tell(done)
+        _print(done)
     if done.stopped:
         gone = counted(done.moved, "dead letter", "dead letters")
         msg = f"the redrive of {name!r} stopped when {gone} had gone back: {done.stopped}"
@@ -209,11 +209,11 @@ def _check_queues(context: Context, name: str, wanted: Options) -> None:
         require_queue(context.runtime, wanted.to, instead="to make a new one, say --create")
 
 
-def _tell(done: Redrive) -> None:
+def _print(done: Redrive) -> None:
     verb, where, notes = "would go back" if done.dry_run else "went back", targets_of(done), []
     if done.chords:
         its, they = ("its failure", "it runs by itself") if done.chords == 1 else ("their failures", "they run by themselves")
         notes.append(f"{done.chords} of them belonged to a chord, which has counted {its}: {they}.")
-    tell_walk(done, f"{verb}{f': {where}' if where else ''}", *notes, cannot="cannot go back and ")
+    print_walk(done, f"{verb}{f': {where}' if where else ''}", *notes, cannot="cannot go back and ")
     if done.died_again and not done.stopped:
         say(f"{counted(len(done.died_again), 'dead letter', 'dead letters')} of them died again so far.")

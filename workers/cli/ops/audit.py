@@ -12,7 +12,7 @@ import click
 from redelivery.display import safe
 
 from ...operations.runs.audit import in_words
-from ...operations.runs.audit_history import acts, told
+from ...operations.runs.audit_history import acts, history
 from ...operations.words.numbers import moment
 from ..context import Context, exported_option, json_option, pass_context
 from ..terminal.output import Column, print_json, say, table
@@ -68,7 +68,7 @@ def audit(context: Context, *, actor: str, operation: str, letters: bool, limit:
         nothing = "No event in the outcome log has an actor."
     else:
         context.transport  # noqa: B018 - raises if the broker does not answer
-        found = told(context.runtime, limit, actor=actor, operation=operation, outcomes=uri, most=scan)
+        found = history(context.runtime, limit, actor=actor, operation=operation, outcomes=uri, most=scan)
         rows = [_row(each) for each in found.entries]
         nothing = "There are no records. `redelivery audit --letters` lists the messages that operators changed."
     for note in found.notes:

@@ -135,7 +135,7 @@ def _how_far(found: Operation) -> str:
     return f"{found.moved:,} of {found.total:,}" if found.total else f"{found.moved:,}"
 
 
-def tell_begun(context: Context, begun: Operation) -> None:
+def print_begun(context: Context, begun: Operation) -> None:
     """Print that an operation has begun, and how to follow it."""
     if context.as_json:
         print_json(begun.to_dict())

@@ -216,7 +216,7 @@ def marked(mark: str, text: str, width: int = 0) -> str:
     return coloured(mark, mark) + line.removeprefix(mark)
 
 
-def tell_error(text: str) -> None:
+def print_error(text: str) -> None:
     """Write an error to stderr; on a terminal it is wrapped, and `error:` is red."""
     line = f"redelivery: error: {harmless(text)}"
     shown = wrapped(line, 2) if sys.stderr.isatty() else line

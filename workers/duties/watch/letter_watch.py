@@ -102,10 +102,10 @@ class LetterWatch(Duty):
             state = self._watched[name].look(length, oldest)
             if state is not None:
                 died_ms = Letter.of(oldest).died_ms
-                tell(name, state, letters=length, oldest=None if died_ms is None else round((now_ms - died_ms) / 1000))
+                warn(name, state, letters=length, oldest=None if died_ms is None else round((now_ms - died_ms) / 1000))
 
 
-def tell(name: str, state: str, **facts: int | None) -> None:
+def warn(name: str, state: str, **facts: int | None) -> None:
     """Log that a queue is unread, or that it grows."""
     if state == "unread":
         log.warning("dead_letter_queue.unread", dead_letter_queue=name, **facts, why=UNREAD.format(name=word(name)))

@@ -17,7 +17,7 @@ from redelivery.middleware.logs import log
 from ...brokers.rabbitmq.watching import Watching
 from ...operations.letters import dead_letters
 from ..duty import TIMEOUT
-from .letter_watch import LetterWatch, Watched, tell
+from .letter_watch import LetterWatch, Watched, warn
 
 if TYPE_CHECKING:
     from redelivery.middleware.runtime import Runtime
@@ -53,7 +53,7 @@ class AmqpLetterWatch(LetterWatch):
             is_unread = not consumers and bool(watched.oldest) and letters >= watched.length
             state = watched.look(letters, watched.oldest if is_unread else uuid.uuid4().bytes)
             if state is not None:
-                tell(name, state, letters=letters, oldest=None)
+                warn(name, state, letters=letters, oldest=None)
 
     def stop(self, seconds: float = TIMEOUT) -> None:
         """End, so that another worker can watch."""

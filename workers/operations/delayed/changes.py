@@ -62,7 +62,7 @@ def cancel(runtime: Runtime, found: Delayed, *, actor: str | None = None, store:
     answer = (store or broker_of(runtime.transport).delayed).cancel(found.list_name, found.ident, event)
     if answer is Answer.DONE:
         log.info("delayed.cancelled", task_id=contents.task_id, queue=found.queue, why="operator")
-        _tell_caller(runtime, contents)
+        _notify_caller(runtime, contents)
     return answer
 
 
@@ -92,7 +92,7 @@ def _deferral(runtime: Runtime, found: Delayed, actor: str | None) -> Event:
     )
 
 
-def _tell_caller(runtime: Runtime, contents: Contents) -> None:
+def _notify_caller(runtime: Runtime, contents: Contents) -> None:
     """Store the result REVOKED as Celery stores it, so that the caller and a chord learn that the task has ended."""
     if contents.message is not None and contents.is_task:
         store_end(runtime.app, contents.message, "cancelled")

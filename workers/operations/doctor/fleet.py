@@ -74,7 +74,7 @@ def ask(app: Celery, now_ms: Callable[[], int]) -> Fleet:
         requests = broadcast("registered", queues, taskinfoitems=["Request"], builtins=True)
         ours = {name for name, said in requests.items() if OURS in str(said)}
         before = now_ms()
-        told = broadcast(ABOUT, ours)
+        answers = broadcast(ABOUT, ours)
         after = now_ms()
         plain = queues.keys() - ours
         conf = broadcast("conf", plain)
@@ -83,8 +83,8 @@ def ask(app: Celery, now_ms: Callable[[], int]) -> Fleet:
             name=name,
             queues=queues[name],
             is_ours=name in ours,
-            version=_version(told.get(name)),
-            ahead_ms=_ahead(told.get(name), before, after),
+            version=_version(answers.get(name)),
+            ahead_ms=_ahead(answers.get(name), before, after),
             visibility_timeout=_visibility(conf.get(name)) if name in plain else None,
         )
         for name in sorted(queues)
@@ -114,8 +114,8 @@ def _version(said: Any) -> str | None:
 
 
 def _ahead(said: Any, before_ms: int, after_ms: int) -> int | None:
-    told = said.get("now_ms") if isinstance(said, dict) else None
-    return skew_ms(before_ms, told, after_ms) if isinstance(told, int) else None
+    worker_ms = said.get("now_ms") if isinstance(said, dict) else None
+    return skew_ms(before_ms, worker_ms, after_ms) if isinstance(worker_ms, int) else None
 
 
 def _visibility(said: Mapping[str, Any] | Any) -> float | None:

@@ -18,7 +18,7 @@ from redelivery.middleware.messages.steps import dead, redriven, sealed
 from redelivery.middleware.transitions.homes import Homes
 
 from ...brokers.broker import broker_of
-from ..telling import tell
+from ..spans import send_span
 from .live_queues import require_rest
 from .walk import Walk, WalkContext, Walked
 
@@ -74,7 +74,7 @@ def move(
         result=result,
         prepare=lambda letter: _moved(letter, homes, target, now_ms, actor),
         carry=lambda moves: store.move_many(name, target, [move.parts for move in moves]),
-        told=lambda move: tell(transport, move.letter, name, move.parts[-1][-1], move.prepared_ns),
+        on_moved=lambda move: send_span(transport, move.letter, name, move.parts[-1][-1], move.prepared_ns),
         on_progress=on_progress,
         limit=limit,
         rate=rate,

@@ -14,7 +14,7 @@ from redelivery.display import scrubbed
 from redelivery.middleware.messages.events import Outcome, Reason
 
 from ...brokers.broker import broker_of
-from ..telling import tell
+from ..spans import send_span
 from .archive import archive
 from .walk import Walk, WalkContext, Walked
 
@@ -75,7 +75,7 @@ def purge(
         result=result,
         prepare=lambda letter: letter,
         carry=carry,
-        told=lambda letter: tell(transport, letter, name, purged(letter, name, Reason.OPERATOR, actor), time.time_ns()),
+        on_moved=lambda letter: send_span(transport, letter, name, purged(letter, name, Reason.OPERATOR, actor), time.time_ns()),
         on_progress=on_progress,
         limit=limit,
         rate=rate,

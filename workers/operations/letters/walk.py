@@ -116,7 +116,7 @@ class Walk(Generic[Job]):
 
     - `prepare` turns a letter into a job, or raises `RedriveError`, whose text is the reason why the letter stays.
     - `carry` carries out a batch of jobs, and returns an answer for each. A dry run does not call it.
-    - `count` is called for each letter that moved, or in a dry run would move; `told` only for each letter that moved.
+    - `count` is called for each letter that moved, or in a dry run would move; `on_moved` only for each letter that moved.
     - `finish` is called at the end, when the queue is closed.
     """
 
@@ -127,7 +127,7 @@ class Walk(Generic[Job]):
     prepare: Callable[[Letter], Job]
     carry: Callable[[list[Job]], Sequence[Answer | Exception]]
     count: Callable[[Job], None] = lambda _: None
-    told: Callable[[Job], None] = lambda _: None
+    on_moved: Callable[[Job], None] = lambda _: None
     on_progress: Callable[[Any], None] = lambda _: None
     finish: Callable[[], None] = lambda: None
     rate: float | None = None
@@ -216,7 +216,7 @@ class Walk(Generic[Job]):
                 self.result.moved += 1
                 self.count(job)
                 if not self.result.dry_run:
-                    self.told(job)
+                    self.on_moved(job)
             elif answer is Answer.ALREADY:
                 self.result.gone += 1
             elif answer is Answer.MISSING:

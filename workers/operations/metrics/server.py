@@ -40,7 +40,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer with the page; for another path with 404."""
-        self.server.heard(self.connection)
+        self.server.note_request(self.connection)
         if self.path.partition("?")[0] != PATH:
             self._answer(HTTPStatus.NOT_FOUND, f"The metrics are at {PATH}.\n")
             return
@@ -74,10 +74,10 @@ class _Handler(BaseHTTPRequestHandler):
 
 @dataclass(slots=True)
 class _Open:
-    """A connection: when it began, whether it has sent its request (`is_heard`), and whether it was cut off."""
+    """A connection: when it began, whether it has sent its request (`has_request`), and whether it was cut off."""
 
     since: float
-    is_heard: bool = False
+    has_request: bool = False
     is_cut_off: bool = False
 
     def cut_off(self, request: Any) -> None:
@@ -132,20 +132,20 @@ class MetricsServer(ThreadingHTTPServer):
         now = time.monotonic()
         with self._lock:
             for request, state in self._open.items():
-                if now - state.since > (MAX_SECONDS if state.is_heard else TIMEOUT):
+                if now - state.since > (MAX_SECONDS if state.has_request else TIMEOUT):
                     state.cut_off(request)
 
     def _cut_off_oldest(self) -> None:
         """Cut off the oldest connection that has not sent its request."""
         for request, state in self._open.items():
-            if not (state.is_heard or state.is_cut_off):
+            if not (state.has_request or state.is_cut_off):
                 state.cut_off(request)
                 return
 
-    def heard(self, request: Any) -> None:
+    def note_request(self, request: Any) -> None:
         """Note that a connection has sent its request."""
         with self._lock:
-            self._open[request].is_heard = True
+            self._open[request].has_request = True
 
     def shutdown_request(self, request: Any) -> None:
         """Close a connection."""

@@ -26,7 +26,7 @@ LIMIT = 10_000
 
 
 @dataclass(slots=True)
-class Told:
+class History:
     """The found records or events, the newest first. `notes` say what was not read, and which records are lost."""
 
     entries: list[Entry] = field(default_factory=list)
@@ -34,15 +34,15 @@ class Told:
     notes: list[str] = field(default_factory=list)
 
 
-def told(
+def history(
     runtime: Runtime, limit: int, *, actor: str = "", operation: str = "", outcomes: str | None = None, most: int = MAX_READ
-) -> Told:
+) -> History:
     """Return the newest records, as `entries`, and then records that are only in an export.
 
     `outcomes` is the place of exported events (a path or a URI), where about `most` records are read. The default is the place in
     the settings, if it can be read. Raises `InputError` if `outcomes` cannot be read, and the errors of the broker's driver.
     """
-    found = Told(entries(runtime.transport, limit, actor=actor, operation=operation))
+    found = History(entries(runtime.transport, limit, actor=actor, operation=operation))
     if len(found.entries) < limit:
         _beyond(
             runtime, found, outcomes, "records", lambda place: _read_records(runtime, found, place, most, limit, actor, operation)
@@ -50,17 +50,17 @@ def told(
     return found
 
 
-def acts(runtime: Runtime, limit: int, *, actor: str = "", outcomes: str | None = None, most: int = MAX_READ) -> Told:
-    """Return the newest events of the acts of this actor (empty: of any). The other parameters are as in `told`."""
+def acts(runtime: Runtime, limit: int, *, actor: str = "", outcomes: str | None = None, most: int = MAX_READ) -> History:
+    """Return the newest events of the acts of this actor (empty: of any). The other parameters are as in `history`."""
     with broker_of(runtime.transport).outcomes.tail(LIMIT, is_followed=False) as tail:
         events = [each for each in tail.events if each.actor and (not actor or each.actor == actor)]
-    found = Told(events=events[::-1][:limit])
+    found = History(events=events[::-1][:limit])
     if len(found.events) < limit:
         _beyond(runtime, found, outcomes, "events", lambda place: _read_events(found, place, most, limit, actor))
     return found
 
 
-def _beyond(runtime: Runtime, found: Told, outcomes: str | None, what: str, read: Callable[[str], None]) -> None:
+def _beyond(runtime: Runtime, found: History, outcomes: str | None, what: str, read: Callable[[str], None]) -> None:
     """Read the export. If the place in the settings cannot be read, this is only noted."""
     place = runtime.settings.exported_outcomes if outcomes is None else outcomes
     if place is None:
@@ -73,7 +73,7 @@ def _beyond(runtime: Runtime, found: Told, outcomes: str | None, what: str, read
         found.notes.append(f"exported {what} were not read: {exc}")
 
 
-def _read_records(runtime: Runtime, found: Told, place: str, most: int, limit: int, actor: str, operation: str) -> None:  # noqa: PLR0917 - as `told`
+def _read_records(runtime: Runtime, found: History, place: str, most: int, limit: int, actor: str, operation: str) -> None:  # noqa: PLR0917 - as `history`
     from ...export.batch import order  # noqa: PLC0415 - pyarrow is an optional dependency
     from ...export.gaps import noted  # noqa: PLC0415 - as above
     from ...export.records import AUDIT, read_records  # noqa: PLC0415 - as above
@@ -101,7 +101,7 @@ def _read_records(runtime: Runtime, found: Told, place: str, most: int, limit: i
             found.notes.append(f"{lost} records had left the broker before they were exported ({gap.why})")
 
 
-def _read_events(found: Told, place: str, most: int, limit: int, actor: str) -> None:
+def _read_events(found: History, place: str, most: int, limit: int, actor: str) -> None:
     from ...export import history  # noqa: PLC0415 - pyarrow is an optional dependency
 
     read = history.acts(place, actor, limit, most)

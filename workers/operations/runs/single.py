@@ -15,7 +15,7 @@ from ...brokers.broker import broker_of
 from ..letters.filter import Filter
 from ..letters.redrive.edits import changed
 from ..letters.redrive.redrive import redrive, returned
-from ..telling import tell
+from ..spans import send_span
 from .audit import Act, Acted, acted, record
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def redrive_one(transport: Transport, name: str, letter: Letter, *, actor: str, 
         if answer is not Answer.DONE:
             msg = f"the dead letter of task {letter.task_id} has left {name!r} meanwhile: nothing was changed"
             raise InputError(msg)
-        tell(transport, letter, name, move.parts[-1], move.prepared_ns)
+        send_span(transport, letter, name, move.parts[-1], move.prepared_ns)
         target = move.queue
     else:
         done = redrive(transport, name, Filter(task_ids=frozenset({letter.task_id})), limit=1, edit=edit, actor=actor)

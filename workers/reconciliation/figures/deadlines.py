@@ -36,11 +36,11 @@ class Deadline(NamedTuple):
     ms: int | None
 
     @classmethod
-    def of(cls, told: Mapping[str, Any]) -> Self:
+    def of(cls, row: Mapping[str, Any]) -> Self:
         """Read a deadline from an inventory's notes. Raises `KeyError`, `TypeError` or `ValueError` if the note is invalid."""
-        column = "queue" if "queue" in told else "task"
-        seconds = told["seconds"]
-        return cls(column, str(told[column]), None if seconds is None else round(float(seconds) * 1000))
+        column = "queue" if "queue" in row else "task"
+        seconds = row["seconds"]
+        return cls(column, str(row[column]), None if seconds is None else round(float(seconds) * 1000))
 
     @property
     def expression(self) -> str:

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 class Inputs:
     """The tables of one run. `base` is the run before it; None without a state. `description` says what is read.
 
-    If plain tasks were sorted out, `events` has the events of the other tasks, and `all_told` the events of all tasks.
+    If plain tasks were sorted out, `events` has the events of the other tasks, and `events_of_all` the events of all tasks.
     """
 
     spark: SparkSession
@@ -62,7 +62,7 @@ class Inputs:
     given: dict[str, Any]
     source: dict[str, str]
     description: str
-    all_told: DataFrame | None = None
+    events_of_all: DataFrame | None = None
 
     @property
     def watermark_ms(self) -> int | None:

@@ -350,18 +350,18 @@ def _taken_in(files: Files, folder: str, held: Iterable[File]) -> Taken | None:
     if text is None:
         return None
     try:
-        told = json.loads(text)
-        seen_ms, sizes = int(told["seen_ms"]), {str(told["file"]): int(told["bytes"])} if "bytes" in told else {}
+        note = json.loads(text)
+        seen_ms, sizes = int(note["seen_ms"]), {str(note["file"]): int(note["bytes"])} if "bytes" in note else {}
         datetime.fromtimestamp(seen_ms / 1000, UTC)
-        deadlines = tuple(Deadline.of(each) for each in told.get("deadlines") or ())
-        unlisted = {str(queue): int(count) for queue, count in (told.get("unlisted") or {}).items()}
+        deadlines = tuple(Deadline.of(each) for each in note.get("deadlines") or ())
+        unlisted = {str(queue): int(count) for queue, count in (note.get("unlisted") or {}).items()}
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, OSError) as exc:
         msg = f"{folder}/{TAKEN} does not say when the inventory was taken ({exc}): only `redelivery inventory export` writes it"
         raise InputError(msg) from exc
     for file in held:
         check_size(file, sizes.get(file.name, file.size))
-    endings = frozenset({str(told["ending"])} if "ending" in told else ())
-    return Taken(seen_ms, str(told.get("app") or ""), str(told.get("broker") or ""), deadlines, unlisted, endings)
+    endings = frozenset({str(note["ending"])} if "ending" in note else ())
+    return Taken(seen_ms, str(note.get("app") or ""), str(note.get("broker") or ""), deadlines, unlisted, endings)
 
 
 def _read(  # noqa: PLR0917 - the files and their columns

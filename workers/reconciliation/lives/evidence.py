@@ -68,16 +68,16 @@ _ADVICE: Final = {
 }
 
 
-def advised(lives: DataFrame, heard: DataFrame) -> DataFrame:
+def advised(lives: DataFrame, last_seen: DataFrame) -> DataFrame:
     """Add `advice`, and the likely meaning to `cause`, if there is a discrepancy.
 
-    Each row of `heard` has a `worker` and the time of one of its events (`last_ms`).
+    Each row of `last_seen` has a `worker` and the time of one of its events (`last_ms`).
     """
-    silent = grouped(heard.where("worker != ''"), ("worker",), {"silent_ms": "max(last_ms)"})
+    silent = grouped(last_seen.where("worker != ''"), ("worker",), {"silent_ms": "max(last_ms)"})
     advice = " ".join(f"WHEN '{name}' THEN {quoted(advice)}" for name, advice in _ADVICE.items())
     said = {"cause": f"concat(cause, coalesce(concat('; likely ', {_likely()}), ''))", "advice": f"CASE verdict {advice} END"}
-    told = lives.join(F.broadcast(silent), "worker", "left")
-    return told.withColumns({name: F.expr(text) for name, text in said.items()}).drop("silent_ms")
+    found = lives.join(F.broadcast(silent), "worker", "left")
+    return found.withColumns({name: F.expr(text) for name, text in said.items()}).drop("silent_ms")
 
 
 def in_question(judged: DataFrame) -> DataFrame:
@@ -89,13 +89,13 @@ def with_histories(lives: DataFrame, of: DataFrame, events: DataFrame) -> DataFr
     """Add `history` to `lives`: the `events` of those lives that are also in `of`."""
     generation = ["task_id", "nesting", "generation"]
     asked = of.select(*KEY)
-    told = events.selectExpr(
+    steps_of_all = events.selectExpr(
         *named({name: or_default(name) for name in (*KEY[:-1], *_STEP)}),
         f"{or_default('queue')} AS said_queue",
         f"{position(number('outcome'), or_default('delivery'))} AS at",
     )
     # An event without a queue may belong to any life of its generation, so each of them lists it.
-    mine = told.join(asked, generation).where("said_queue = queue OR said_queue = ''").dropDuplicates([*KEY, "event_id"])
+    mine = steps_of_all.join(asked, generation).where("said_queue = queue OR said_queue = ''").dropDuplicates([*KEY, "event_id"])
     place = f"row_number() OVER (PARTITION BY {', '.join(KEY)} ORDER BY at DESC, at_ms DESC, event_id DESC) AS place"
     last = mine.selectExpr("*", place).where(f"place <= {LIMIT}")
     steps = f"array_sort(collect_list(struct(at, {', '.join(_STEP)})))"

@@ -60,15 +60,15 @@ NOTHING_TOLD: Final = (
     "task_id",
     "'' AS queue",
     "'' AS task",
-    "CAST(NULL AS BIGINT) AS told_ms",
-    "CAST(NULL AS BIGINT) AS told_attempts",
+    "CAST(NULL AS BIGINT) AS announced_ms",
+    "CAST(NULL AS BIGINT) AS announced_attempts",
 )
 
 
 def announced(lives: DataFrame) -> DataFrame:
-    """The tasks of lives that earlier runs left. `told_ms` is the time of publication of an announced life, otherwise null."""
-    told = {"told_ms": f"CASE WHEN {_IS_ANNOUNCED} THEN first_ms END", "told_attempts": "attempts"}
-    return lives.selectExpr("task_id", "queue", "task", *named(told))
+    """The tasks of lives that earlier runs left. `announced_ms` is the time of publication of an announced life, otherwise null."""
+    columns = {"announced_ms": f"CASE WHEN {_IS_ANNOUNCED} THEN first_ms END", "announced_attempts": "attempts"}
+    return lives.selectExpr("task_id", "queue", "task", *named(columns))
 
 
 def still_open(lives: DataFrame, closed: DataFrame) -> DataFrame:
@@ -108,7 +108,7 @@ class SortedOut:
     """The result of `sort_out`.
 
     `events` has the events of tasks that are not plain; `cells` and `totals` count the plain lives. `closed` has the hash (`id`) of
-    each plain task that an earlier run left open: that run counted its publication, so `totals` do not. `heard` has the time
+    each plain task that an earlier run left open: that run counted its publication, so `totals` do not. `last_seen` has the time
     (`last_ms`) of the last event of each `worker`; a query over it reads all events again. `earliest_ms` and `latest_ms` are the
     times of the first and last event.
     """
@@ -116,7 +116,7 @@ class SortedOut:
     events: DataFrame
     cells: DataFrame
     closed: DataFrame
-    heard: DataFrame
+    last_seen: DataFrame
     totals: dict[str, int]
     earliest_ms: int | None
     latest_ms: int | None
@@ -139,7 +139,7 @@ def sort_out(events: DataFrame, others: DataFrame, keep: Callable[[DataFrame], D
         events=found.where("is_asked").drop("is_asked"),
         cells=_cells(_merged(plain) if totals["closed"] else plain, names),
         closed=plain.where("id IS NOT NULL").select("id"),
-        heard=grouped(events.selectExpr(*_defaults("worker"), "at_ms"), ("worker",), {"last_ms": "max(at_ms)"}),
+        last_seen=grouped(events.selectExpr(*_defaults("worker"), "at_ms"), ("worker",), {"last_ms": "max(at_ms)"}),
         totals=totals,
         earliest_ms=earliest_ms,
         latest_ms=latest_ms,
@@ -150,8 +150,8 @@ def _to_read_again(events: DataFrame, sorted_out: DataFrame, *, is_few: bool) ->
     """The events to read again: of all tasks that are not plain, and of one plain task for each `NAME`."""
     rows = sorted_out.selectExpr("is_plain", "CASE WHEN NOT is_plain THEN id END AS asked", "name", "example")
     wanted = grouped(rows, ("is_plain", "asked", "name"), {"wanted": "min(example)"})
-    told = wanted.selectExpr("wanted", "NOT is_plain AS is_asked")
-    looked = events.join(F.broadcast(told) if is_few else told, F.expr(f"{ID} = wanted"), "left")
+    chosen = wanted.selectExpr("wanted", "NOT is_plain AS is_asked")
+    looked = events.join(F.broadcast(chosen) if is_few else chosen, F.expr(f"{ID} = wanted"), "left")
     has_no_id = "(event_id IS NULL OR event_id = '')"
     return looked.where(f"wanted IS NOT NULL OR {has_no_id}").selectExpr(
         *events.columns, f"coalesce(is_asked, false) OR {has_no_id} AS is_asked"
@@ -164,9 +164,9 @@ def _defaults(*names: str) -> list[str]:
 
 def _tasks(events: DataFrame, others: DataFrame, after_ms: int | None) -> DataFrame:
     """One row of numbers for each task. The rows of `others` count as events."""
-    told = _rows(events, _bit(after_ms)).unionByName(_rows_of_others(others))
+    rows = _rows(events, _bit(after_ms)).unionByName(_rows_of_others(others))
     facts = {
-        "told": "count(*)",
+        "events": "count(*)",
         "bits": "bit_or(bit)",
         "whose": "min(whose)",
         "other": "max(whose)",
@@ -177,7 +177,7 @@ def _tasks(events: DataFrame, others: DataFrame, after_ms: int | None) -> DataFr
         "scheduled_ms": "min(scheduled_ms)",
         "asked_ms": "sum(asked_ms)",
     }
-    return grouped(told, ("id",), facts).where(f"bits & {_EVENT}L > 0")
+    return grouped(rows, ("id",), facts).where(f"bits & {_EVENT}L > 0")
 
 
 def _rows(events: DataFrame, bit: str) -> DataFrame:
@@ -196,10 +196,10 @@ def _rows_of_others(others: DataFrame) -> DataFrame:
     """The rows of `others` with the columns of `_rows`: a publication that an earlier run counted, or the bit `_OTHER`."""
     facts = {
         "id": ID,
-        "bit": f"CASE WHEN told_ms IS NULL THEN {_OTHER}L ELSE {_PUBLISHED | _ANNOUNCED}L END",
-        "whose": f"CASE WHEN told_ms IS NOT NULL THEN {WHOSE} END",
-        "attempt": "told_attempts",
-        "at_ms": "told_ms",
+        "bit": f"CASE WHEN announced_ms IS NULL THEN {_OTHER}L ELSE {_PUBLISHED | _ANNOUNCED}L END",
+        "whose": f"CASE WHEN announced_ms IS NOT NULL THEN {WHOSE} END",
+        "attempt": "announced_attempts",
+        "at_ms": "announced_ms",
         **dict.fromkeys(("ended_ms", "scheduled_ms", "asked_ms"), "CAST(NULL AS BIGINT)"),
     }
     return others.selectExpr(*named(facts))
@@ -228,7 +228,7 @@ def _bit(after_ms: int | None) -> str:
 
 def _sorted(tasks: DataFrame) -> DataFrame:
     """Plain tasks, grouped by bits and the columns of cells. A task that is not plain, or was open, has its own row with `id`."""
-    told = tasks.selectExpr("*", f"coalesce({_is_plain()}, false) AS is_plain")
+    marked = tasks.selectExpr("*", f"coalesce({_is_plain()}, false) AS is_plain")
     common = {
         "is_plain": "is_plain",
         "id": f"CASE WHEN NOT is_plain OR bits & {_ANNOUNCED}L > 0 THEN id END",
@@ -238,7 +238,7 @@ def _sorted(tasks: DataFrame) -> DataFrame:
         "attempts": f"CASE WHEN is_plain THEN least(coalesce(attempts, 0), {MAX_ATTEMPTS}) END",
         "time_class": f"CASE WHEN is_plain THEN {time_class('ended_ms - first_ms')} END",
     }
-    told = told.selectExpr(
+    marked = marked.selectExpr(
         *named(common),
         "id AS example",
         f"CASE WHEN bits & {_ANNOUNCED}L = 0 THEN first_ms END AS first_ms",
@@ -255,13 +255,13 @@ def _sorted(tasks: DataFrame) -> DataFrame:
         "delay_waited_ms": "coalesce(sum(waited), 0)",
         "delay_late_max_ms": "max(waited - asked)",
     }
-    return grouped(told, common, counts)
+    return grouped(marked, common, counts)
 
 
 def _is_plain() -> str:
     succeeded, scheduled, deferred, received = map(_deliveries, _FIRST_BIT)
     return (
-        f"(bit_count(bits & {_STEPS}L) = told AND bits < {_OTHER}L AND bits & {_PUBLISHED} > 0 AND bit_count({succeeded}) = 1"
+        f"(bit_count(bits & {_STEPS}L) = events AND bits < {_OTHER}L AND bits & {_PUBLISHED} > 0 AND bit_count({succeeded}) = 1"
         f" AND {scheduled} < {succeeded} AND {deferred} < {succeeded} * 2 AND {received} < {succeeded} * 2"
         " AND whose = other)"
     )

@@ -78,11 +78,11 @@ class Summary:
 
     def to_dict(self) -> dict[str, Any]:
         """The contents of `summary.json`."""
-        told = asdict(replace(self, figures=None))
-        del told["figures"]
+        values = asdict(replace(self, figures=None))
+        del values["figures"]
         ran = {} if self.figures is None else self.figures.run_times_in_all
         in_time = [] if self.figures is None else self.figures.all_in_time
-        return told | {"run_times": ran, "in_time": in_time[0] if in_time else {}}
+        return values | {"run_times": ran, "in_time": in_time[0] if in_time else {}}
 
     def to_table(self, width: int | None = None) -> str:
         """The summary as a table for a screen of `width` columns."""
@@ -90,13 +90,13 @@ class Summary:
         if self.gaps:
             lines.append(f"  {'gap':<20} {len(self.gaps):>12,}   events left the outcome log before they were exported")
         if self.unlisted:
-            told = "the inventory only counted them: lost lives may be among them"
-            lines.append(f"  {'not listed':<20} {sum(self.unlisted.values()):>12,}   {told}")
+            note = "the inventory only counted them: lost lives may be among them"
+            lines.append(f"  {'not listed':<20} {sum(self.unlisted.values()):>12,}   {note}")
         if self.corrections:
             lines.append(f"  {'corrected':<20} {self.corrections:>12,}   settled lives of earlier runs, now with another verdict")
         if self.standing:
-            told = ", ".join(f"{name} {count:,}" for name, count in self.standing.items())
-            lines.append(f"  {'reported before':<20} {sum(self.standing.values()):>12,}   {told}")
+            names = ", ".join(f"{name} {count:,}" for name, count in self.standing.items())
+            lines.append(f"  {'reported before':<20} {sum(self.standing.values()):>12,}   {names}")
         outcomes = ", ".join(f"{name} {count:,}" for name, count in self.outcomes.items() if count)
         ending = [
             *(lines_of(self.figures) if self.figures else []),
@@ -131,7 +131,7 @@ def summarise(
     plain = {} if plain is None else plain
     unannounced = f"{Outcome.RECEIVED} > 0 AND {Outcome.PUBLISHED} + {Outcome.REDRIVEN} = 0"
     sums = {"events": "sum(events)", **{_OUTCOME + each: f"sum({each})" for each in Outcome}}
-    told = {
+    counts_of = {
         "lives": "count_if(NOT is_standing)",
         "possible_repeats": "count_if(NOT is_standing AND is_repeated)",
         "unannounced": f"count_if(NOT is_standing AND {unannounced})",
@@ -140,7 +140,7 @@ def summarise(
         **{_STANDING + name: f"count_if(is_standing AND verdict = '{name}')" for name in DISCREPANCIES},
         **sums,
     }
-    asked = [partial(_counted, judged, told), *([] if before is None else [partial(_counted, before, sums)])]
+    asked = [partial(_counted, judged, counts_of), *([] if before is None else [partial(_counted, before, sums)])]
     counts, known = [*execution.run_all(asked), {}][:2]
     verdicts = {name: counts.get(_VERDICT + name, 0) for name in VERDICTS}
     verdicts["balanced"] += plain.get("lives", 0)

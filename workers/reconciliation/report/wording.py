@@ -137,7 +137,7 @@ def _death(row: Row) -> str:
     return f"  {count(row['letters']):>9}  {how} on {plain(row['queue'])}, such as {plain(row['example'])}"
 
 
-def lives_told(lives: Iterable[Row], width: int | None) -> Iterator[str]:
+def lines_of_lives(lives: Iterable[Row], width: int | None) -> Iterator[str]:
     """For each verdict: its rule, the advice, and its lives with their causes."""
     for verdict, those in groupby(lives, key=lambda life: str(life["verdict"])):
         yield fitted(f"{verdict.replace('_', ' ')}: {RULES.get(verdict, '')}", width)

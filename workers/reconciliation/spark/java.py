@@ -64,11 +64,11 @@ def _is_suitable(program: Path) -> bool:
     if version is not None:
         return version >= MIN_VERSION
     try:
-        told = subprocess.run([program, "-version"], capture_output=True, text=True, timeout=_TIMEOUT, check=False)  # noqa: S603 - a Java that the user has installed
+        result = subprocess.run([program, "-version"], capture_output=True, text=True, timeout=_TIMEOUT, check=False)  # noqa: S603 - a Java that the user has installed
     except (OSError, subprocess.TimeoutExpired):
         return False
-    named = _VERSION.search(told.stderr)
-    return told.returncode == 0 and named is not None and int(named[1]) >= MIN_VERSION
+    named = _VERSION.search(result.stderr)
+    return result.returncode == 0 and named is not None and int(named[1]) >= MIN_VERSION
 
 
 def _release_version(program: Path) -> int | None:

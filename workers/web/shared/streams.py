@@ -54,7 +54,7 @@ class Streams:
             if self._changed is None:
                 self._changed = asyncio.Condition()
             if self._task is None or self._task.done():
-                self._task = asyncio.create_task(self._tell())
+                self._task = asyncio.create_task(self._run())
             ends, sent = time.monotonic() + LASTS, None
             yield "retry: 5000\n\n"
             while time.monotonic() < ends:
@@ -69,7 +69,7 @@ class Streams:
         finally:
             self._open -= 1
 
-    async def _tell(self) -> None:
+    async def _run(self) -> None:
         """Read the figures and wake the streams, while any is open."""
         assert self._changed is not None  # noqa: S101 - set by the first stream
         while self._open:

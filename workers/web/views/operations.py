@@ -10,7 +10,7 @@ from redelivery.errors import InputError
 from ...operations.letters import dead_letters
 from ...operations.letters.choice import NAMES
 from ...operations.runs.audit import entries
-from ...operations.runs.audit_history import Told, told
+from ...operations.runs.audit_history import History, history
 from ...operations.runs.operation import (
     ALLOWED,
     NOT_HERE,
@@ -51,7 +51,7 @@ _COUNTS, _TEXTS = ("limit", "canary", "abort_after"), ("to", "archive")
 def operations(visit: Visit) -> Screen:
     """Show the newest operations, and the newest records of the audit."""
     is_here = is_kept(visit.transport)
-    audit = told(visit.runtime, RECORDS)
+    audit = history(visit.runtime, RECORDS)
     return Screen(
         "operations.html",
         {
@@ -80,9 +80,9 @@ def operation(visit: Visit) -> Screen:
     each = found(visit.runtime, visit.first("id"))
     may = all(visit.may(str(each.kind), queue) for queue in _concerned(visit, each.kind, each.queue, each.options))
     if each.has_ended:
-        audit = told(visit.runtime, RECORDS, operation=each.id)
+        audit = history(visit.runtime, RECORDS, operation=each.id)
     else:  # the screen is reloaded every few seconds, and all its records are on the broker
-        audit = Told(entries(visit.transport, RECORDS, operation=each.id))
+        audit = History(entries(visit.transport, RECORDS, operation=each.id))
     return Screen(
         "operation.html",
         {

@@ -39,8 +39,8 @@ class ReadingAhead(pyamqp.Connection):
     _ahead = b""
     _at = 0
     _is_woken = False
-    _hears: socket.socket
-    _wakes: socket.socket
+    _wake_reader: socket.socket
+    _wake_writer: socket.socket
 
     @property
     def reads_ahead(self) -> bool:
@@ -52,14 +52,14 @@ class ReadingAhead(pyamqp.Connection):
             return
         self._ahead, self.transport._read_buffer = bytes(self.transport._read_buffer), b""  # noqa: SLF001 - bytes that it has read
         self._at, self._loop = 0, loop
-        self._hears, self._wakes = socket.socketpair()
-        loop.add_reader(self._hears, self._come_back)
+        self._wake_reader, self._wake_writer = socket.socketpair()
+        loop.add_reader(self._wake_reader, self._come_back)
 
     def collect(self) -> None:
-        if self._loop is not None and self._hears.fileno() >= 0:
-            self._loop.remove(self._hears)
-            self._hears.close()
-            self._wakes.close()
+        if self._loop is not None and self._wake_reader.fileno() >= 0:
+            self._loop.remove(self._wake_reader)
+            self._wake_reader.close()
+            self._wake_writer.close()
         super().collect()
 
     def on_readable(self) -> None:
@@ -86,12 +86,12 @@ class ReadingAhead(pyamqp.Connection):
                     return True
             return False
         finally:
-            if not self._is_woken and self._size() is not None and self._hears.fileno() >= 0:
+            if not self._is_woken and self._size() is not None and self._wake_reader.fileno() >= 0:
                 self._is_woken = True
-                self._wakes.send(b"!")
+                self._wake_writer.send(b"!")
 
     def _come_back(self) -> None:
-        self._hears.recv(1)
+        self._wake_reader.recv(1)
         self._is_woken = False
         if self.connected:
             self._dispatch(lambda _: False)

@@ -122,11 +122,11 @@ def moved_of(
     envelope = Envelope.of(after["headers"])
     if _steps(before, Envelope.of(before["headers"])) >= _steps(after, envelope):
         return None
-    digest, known, told = _digest(before, queue), _digest(after, target), tuple(events)
-    if not TURNS & {event.outcome for event in told}:
-        told = ()
+    digest, known, recorded = _digest(before, queue), _digest(after, target), tuple(events)
+    if not TURNS & {event.outcome for event in recorded}:
+        recorded = ()
     said = tuple(
-        replace(event, event_id=event.event_id or f"{now_ms}-turn{known.hex()}.{number}") for number, event in enumerate(told)
+        replace(event, event_id=event.event_id or f"{now_ms}-turn{known.hex()}.{number}") for number, event in enumerate(recorded)
     )
     return Moved(digest, known, seconds, target if envelope.is_letter else "", said, now_ms)
 

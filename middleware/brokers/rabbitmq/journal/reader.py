@@ -118,12 +118,12 @@ class Journal:
             if known is Successor.UNKNOWN and reading is not None and reading.may_show(each, now - each.asked_at):
                 doubtful.append(replace(each, due_at=now + ON_ITS_WAY))
             else:
-                self._tell(each.then, known, events)
+                self._call_back(each.then, known, events)
         with self._news:
             if not self._is_closed:
                 self._asked.extend(doubtful)
 
-    def _tell(self, then: Callable[[Successor, Sequence[Event]], None], known: Successor, events: Sequence[Event]) -> None:
+    def _call_back(self, then: Callable[[Successor, Sequence[Event]], None], known: Successor, events: Sequence[Event]) -> None:
         if self._is_closed:
             return
         try:

@@ -4,10 +4,10 @@
 -- there is no audit. Bound: ARGV[2] records.
 -- uses: clock
 if redis.call('EXISTS', KEYS[1]) == 0 then return false end
-local told, added, length = redis.call('XINFO', 'STREAM', KEYS[1]), 0, 0
-for at = 1, #told, 2 do
-  if told[at] == 'entries-added' then added = told[at + 1] end
-  if told[at] == 'length' then length = told[at + 1] end
+local info, added, length = redis.call('XINFO', 'STREAM', KEYS[1]), 0, 0
+for at = 1, #info, 2 do
+  if info[at] == 'entries-added' then added = info[at + 1] end
+  if info[at] == 'length' then length = info[at + 1] end
 end
 return {
   added,

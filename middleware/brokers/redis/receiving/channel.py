@@ -144,10 +144,10 @@ class Receiving:
 
     def _track(self: Any, connection: Any) -> str:
         """Make the server push changes of keys that are read. Returns '', or why it does not."""
-        hear = getattr(getattr(connection, "_parser", None), "set_invalidation_push_handler", None)
-        if hear is None or not is_known("redis"):
-            return "this redis-py hears no pushes that we know of"
-        hear(self.receiver.pushed)
+        set_handler = getattr(getattr(connection, "_parser", None), "set_invalidation_push_handler", None)
+        if set_handler is None or not is_known("redis"):
+            return "this redis-py has no handler of pushes that we know of"
+        set_handler(self.receiver.pushed)
         connection.send_command("CLIENT", "TRACKING", "ON", "OPTIN", "NOLOOP")
         connection.send_command("CLIENT", "CACHING", "YES")
         connection.send_command("EXISTS", Keys.of(self).leases)

@@ -88,7 +88,7 @@ class Owner:
         return ":" in tag
 
     def saw_server_time(self, now_ms: int) -> None:
-        self._clock.heard(now_ms)
+        self._clock.observe(now_ms)
 
     def now_ms(self) -> int:
         """The server's time; a call is made only the first time. This machine's own clock is not used."""

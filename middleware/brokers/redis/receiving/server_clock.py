@@ -25,7 +25,7 @@ class ServerClock:
     def is_known(self) -> bool:
         return self._latest > -math.inf
 
-    def heard(self, now_ms: int) -> None:
+    def observe(self, now_ms: int) -> None:
         """Note the server's time (milliseconds since the epoch), from an answer that was just read."""
         now = time.monotonic()
         ahead = now_ms - now * 1000

@@ -60,7 +60,7 @@ NO_STEP = {
     "middleware/brokers/rabbitmq/consuming/window.py:widen": "as before",
     "middleware/brokers/rabbitmq/consuming/window.py:_set_for_each": "as before",
     "workers/brokers/rabbitmq/outcome_log.py:follow": "a queue of one's own, that goes with its connection",
-    "workers/brokers/rabbitmq/outcome_log.py:heard": "as before",
+    "workers/brokers/rabbitmq/outcome_log.py:new_events": "as before",
     "middleware/brokers/redis/receiving/channel.py:basic_consume": "kombu's on Redis",
     "middleware/brokers/redis/receiving/channel.py:basic_cancel": "as before",
     "middleware/brokers/redis/publishing/producer.py:send_together": "as before",

@@ -31,11 +31,11 @@ DIED = frozenset({Outcome.DEAD_LETTERED, Outcome.DISCARDED, Outcome.EXPIRED})
 class Fates:
     """The lives that the redrive opened: `last` has the last event of each, `died` the deaths of letters that died again.
 
-    `heard` waits at most the given seconds, and returns the events since its last call. `died_before` is how many letters died
+    `new_events` waits at most the given seconds, and returns the events since its last call. `died_before` is how many letters died
     again while another process carried out the redrive.
     """
 
-    heard: Callable[[float], Iterable[Event]]
+    new_events: Callable[[float], Iterable[Event]]
     last: dict[Life, Event] = field(default_factory=dict)
     died: dict[Life, Event] = field(default_factory=dict)
     died_before: int = 0
@@ -46,7 +46,7 @@ class Fates:
 
     def look(self, seconds: float = 0.0) -> None:
         """Read the events since the last call; wait for them at most `seconds`. Raises the errors of the broker's driver."""
-        for event in self.heard(seconds):
+        for event in self.new_events(seconds):
             life = _life(event)
             before = self.last.get(life)
             if before is None:
@@ -87,5 +87,5 @@ def watched(transport: Transport, name: str, *, since_ms: int | None = None) -> 
 
     `since_ms` lets a process continue another process's redrive.
     """
-    with broker_of(transport).outcomes.hear(name, since_ms=since_ms) as heard:
-        yield Fates(heard)
+    with broker_of(transport).outcomes.listen(name, since_ms=since_ms) as new_events:
+        yield Fates(new_events)

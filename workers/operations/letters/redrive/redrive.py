@@ -21,7 +21,7 @@ from redelivery.middleware.transitions.homes import Homes, required
 from redelivery.middleware.transitions.redrive import redrive as go_back
 
 from ....brokers.broker import broker_of
-from ...telling import tell
+from ...spans import send_span
 from ..walk import Walk, WalkContext, Walked
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def redrive(
         prepare=lambda letter: returned(letter, homes, edit, actor),
         carry=carry,
         count=result.count,
-        told=lambda move: tell(transport, move.letter, name, move.parts[-1], move.prepared_ns),
+        on_moved=lambda move: send_span(transport, move.letter, name, move.parts[-1], move.prepared_ns),
         on_progress=on_progress,
         finish=finish,
         rate=rate,
@@ -170,4 +170,4 @@ def returned(letter: Letter, homes: Homes, edit: Edit | None, actor: str | None)
     except EnvelopeError as exc:
         raise RedriveError(str(exc)) from exc
     parts = letter.raw, homes.transport.keys.list_name(back.home.queue, back.priority), back.raw, back.event
-    return Moved(letter, parts, back.home.queue, homes.told(back.home), back.left_chord)
+    return Moved(letter, parts, back.home.queue, homes.in_words(back.home), back.left_chord)

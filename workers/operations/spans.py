@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ..letters import Contents
 
 
-def tell(transport: Transport, contents: Contents, place: str, event: Event, began_ns: int) -> None:
+def send_span(transport: Transport, contents: Contents, place: str, event: Event, began_ns: int) -> None:
     """Send the span of a message that left `place` with this event. The span began at `began_ns`."""
     runtime: Runtime | None = getattr(transport.app, "redelivery", None)
     if runtime is not None and runtime.telemetry is not None:
