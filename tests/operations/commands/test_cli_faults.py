@@ -126,10 +126,24 @@ def test_a_dead_letter_queue_whose_key_is_another_programs_hides_no_other(comman
     ):
         done = command.run("-A", "shopfront", *words)
         assert (done.returncode, said in done.stdout) == (0, True), done.stderr
-        assert "dead_letter_queue.taken" in done.stderr
+        assert done.stderr.count("dead_letter_queue.taken") == 1
         assert "key=DLQ.pay" in done.stderr
     done = command.run("-A", "shopfront", "dlq", "redrive", "DLQ.pay", "--all", "--yes")
     assert (done.returncode, "there is no dead-letter queue 'DLQ.pay'" in done.stderr) == (2, True), done.stderr
+
+
+def test_a_queue_whose_key_is_another_programs_hides_no_other(command: Command, desk: Desk, folder: Path) -> None:
+    """The others are counted, searched and taken into the inventory, and a line names the key, once."""
+    task_id = desk.die()
+    desk.client.set("orders", "a page of the cache")
+    for words, said in (
+        (("metrics",), f'dead_letter_queue="{LETTERS}"'),
+        (("task", "show", task_id), task_id),
+        (("inventory", "export", "--to", str(folder / "inventory")), "1 dead_letter"),
+    ):
+        done = command.run("-A", "shopfront", *words)
+        assert (done.returncode, said in done.stdout) == (0, True), done.stderr
+        assert done.stderr.count("event=queue.taken key=orders") == 1
 
 
 def test_a_dead_letter_queue_that_does_not_exist_is_one_line(command: Command) -> None:

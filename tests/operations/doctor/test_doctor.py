@@ -132,6 +132,11 @@ def taken(clinic: Clinic) -> None:
     clinic.server.client.set("DLQ.orders", "a page of the cache")
 
 
+def taken_queue(clinic: Clinic) -> None:
+    """The name of the queue is a key of another type."""
+    clinic.server.client.set("orders", "a page of the cache")
+
+
 def alarmed(clinic: Clinic) -> None:
     """The node is low on memory."""
     assert isinstance(clinic.server, Rabbit)
@@ -182,6 +187,7 @@ FAULTS = {
         before=settings(queues={"#": {"auto_create_dead_letter_resources": False}}),
         workers=0,
     ),
+    "a taken queue": Fault("queue.taken", after=taken_queue, workers=0),
     "a taken DLQ": Fault("dead_letter_queue.taken", after=taken, workers=0),
     "a queue's pattern": Fault("policy.matches_nothing", before=settings(queues={"ordres": {"max_delivery_attempts": 3}})),
     "a task's pattern": Fault("policy.matches_nothing", AMQP, before=settings(tasks={"shop.*.pack": {"max_delivery_attempts": 3}})),

@@ -11,6 +11,7 @@ from redis.exceptions import ResponseError
 
 from ...letters import Letter
 from ...ports import Gauge
+from .pages import is_taken, warn_of_taken
 from .transport import OnRedis
 
 if TYPE_CHECKING:
@@ -41,12 +42,17 @@ class RedisGauges(OnRedis):
             for name in letter_queues:
                 pipe.llen(keys.list(name))
                 pipe.lindex(keys.list(name), -1)
-            answers = iter(pipe.execute())
+            answers = iter(pipe.execute(raise_on_error=False))
         for queue in queues:
-            yield Gauge.of("queue_messages", sum(int(next(answers)) for _ in keys.list_names(queue)), queue=queue)
-        yield from _delayed(((keys.queue_of(name), int(next(answers)), due_ms) for name, due_ms in next_due.items()), now_ms)
+            lengths = {keys.list(name): next(answers) for name in keys.list_names(queue)}
+            taken = [key for key, length in lengths.items() if is_taken(length)]
+            for key in taken:
+                warn_of_taken(key)
+            if not taken:
+                yield Gauge.of("queue_messages", sum(map(_number, lengths.values())), queue=queue)
+        yield from _delayed(((keys.queue_of(name), _number(next(answers)), due_ms) for name, due_ms in next_due.items()), now_ms)
         for name, origin in letter_queues.items():
-            yield Gauge.of("dead_letters", int(next(answers)), dead_letter_queue=name, queue=origin)
+            yield Gauge.of("dead_letters", _number(next(answers)), dead_letter_queue=name, queue=origin)
             oldest = next(answers)
             died_ms = None if oldest is None else Letter.of(oldest).died_ms
             if died_ms is not None:
@@ -79,6 +85,13 @@ class RedisGauges(OnRedis):
         yield Gauge.of("outcome_log_lost_events", 0 if lost is None else int(lost))
         if exported_ms is not None:
             yield Gauge.of("outcome_log_exported_timestamp_seconds", int(exported_ms) / 1000)
+
+
+def _number(answer: Any) -> int:
+    """Return the number that the broker answered. Raises its error."""
+    if isinstance(answer, Exception):
+        raise answer
+    return int(answer)
 
 
 def _delayed(lists: Iterable[tuple[str, int, float]], now_ms: int) -> Iterator[Gauge]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 from collections import Counter, deque
@@ -61,7 +62,7 @@ class RedisLetterStore(OnRedis):
             kinds = {name: text_of(kind) for name, kind in zip(names, pipe.execute(), strict=True)}
         for name, kind in kinds.items():
             if kind not in {"none", "list"}:
-                log.warning("dead_letter_queue.taken", dead_letter_queue=name, key=self._keys.list(name), type=kind, why=TAKEN)
+                _warn_of_taken(name, self._keys.list(name), kind)
         return {name: origin for name, origin in names.items() if kinds[name] in {"none", "list"}}
 
     def is_consumed(self, name: str) -> bool:
@@ -128,6 +129,12 @@ class RedisLetterStore(OnRedis):
             return None
         ident, token, follows = self._claim
         return Under(self._keys.operation(ident), self._keys.followed(ident) if follows() else None, token)
+
+
+@functools.lru_cache
+def _warn_of_taken(name: str, key: str, kind: str) -> None:
+    """Log that something else uses the key: once in a process, which may ask again and again."""
+    log.warning("dead_letter_queue.taken", dead_letter_queue=name, key=key, type=kind, why=TAKEN)
 
 
 def _summary(name: str, origin: str, count: Any, sample: Any, oldest: Any) -> DeadLetterQueue:

@@ -2,11 +2,18 @@
 
 An element may come twice. An element that stays from the first page to the last is not missed: if another element is removed from a
 list, the later ones move, so each page begins with the last element of the page before. If it is not there, the reader goes back.
+
+A key of another type under the name of a queue holds no message, and must not hide those of the other queues.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import functools
+from typing import TYPE_CHECKING, Any
+
+from redis.exceptions import ResponseError
+
+from redelivery.middleware.logs import log
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,6 +27,18 @@ PAGE, FIRST_PAGE, MAX_BYTES = 400, 100, 1024 * 1024
 FIELDS = 250
 #: How often a reader goes back before it accepts the page that it gets: clients may empty a list from both ends.
 MAX_RETURNS = 1000
+TAKEN = "something else uses this key: rename or delete the key, or give the queue another name"
+
+
+def is_taken(answer: Any) -> bool:
+    """Return whether the broker answered that the key of a queue has another type."""
+    return isinstance(answer, ResponseError) and "WRONGTYPE" in str(answer)
+
+
+@functools.lru_cache
+def warn_of_taken(key: str) -> None:
+    """Log that something else uses the key of a queue: once in a process, which may ask again and again."""
+    log.warning("queue.taken", key=key, why=TAKEN)
 
 
 def list_pages(client: Redis, key: str, page: int = PAGE) -> Iterator[tuple[int, list[bytes]]]:
@@ -33,7 +52,12 @@ def list_pages(client: Redis, key: str, page: int = PAGE) -> Iterator[tuple[int,
         with client.pipeline(transaction=False) as pipe:
             pipe.lrange(key, start, start + size - 1)
             pipe.time()
-            got, now = pipe.execute()
+            got, now = pipe.execute(raise_on_error=False)
+        if is_taken(got):
+            warn_of_taken(key)
+            return
+        for error in (each for each in (got, now) if isinstance(each, Exception)):
+            raise error
         if last is not None and start and last not in got and returns < MAX_RETURNS:
             start, returns = max(start - size, 0), returns + 1
             continue

@@ -24,7 +24,7 @@ from .dead_letters import check_queues, check_unread
 from .finding import Finding
 from .fleet import ask
 from .outcome_log import check_bytes, check_export
-from .queues import check_consumers, check_dispatcher
+from .queues import check_consumers, check_dispatcher, check_taken
 from .seen import Queues, Seen
 from .server import check_endings, check_memory, check_persistence, check_replicas
 from .settings import check_celery, check_patterns, check_refused, check_results, check_retention, check_task_rows
@@ -50,6 +50,7 @@ CHECKS: tuple[Callable[[Seen], Iterator[Finding | NotKnown]], ...] = (
     check_replicas,
     check_endings,
     check_queues,
+    check_taken,
     check_consumers,
     check_dispatcher,
     check_visibility,

@@ -33,6 +33,7 @@ Name = Literal[
     "publications.unconfirmed",
     "publications.transient",
     "queue.transient",
+    "queue.taken",
     "queue.unconsumed",
     "queue.mixed",
     "visibility_timeout.short",

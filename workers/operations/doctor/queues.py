@@ -18,6 +18,17 @@ if TYPE_CHECKING:
 OVERDUE = 60.0
 
 
+def check_taken(seen: Seen) -> Iterator[Finding]:
+    """Find queues without a length on Redis: something else uses the key."""
+    if seen.queues is None or seen.queues.consumers is not None or seen.letters is None:
+        return
+    measured = {*seen.queues.waiting, *(each.name for each in seen.letters)}
+    for name in sorted(set(seen.runtime.app.amqp.queues) - measured):
+        what = f"something else uses the key of queue {safe(name)}"
+        why = "no message enters it, and no worker that consumes it stays"
+        yield Finding("queue.taken", "danger", what, why, "rename or delete the key, or give the queue another name")
+
+
 def check_consumers(seen: Seen) -> Iterator[Finding | NotKnown]:
     """Find messages in a queue that no worker consumes."""
     queues, fleet = seen.queues, seen.fleet
