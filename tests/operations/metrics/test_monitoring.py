@@ -45,7 +45,7 @@ COMMON = {
     "redelivery_worker_run_seconds_sum",
     "redelivery_outcome_log_max_bytes",
 }
-SELECTOR = re.compile(r"(redelivery_\w+)(\{[^}]*\})?")
+SELECTOR = re.compile(r"(redelivery_\w+|\bup\b)(\{[^}]*\})?")
 #: The labels of a `by`, and the metric that it groups.
 GROUPED = re.compile(r"\bby \(([^)]*)\) \((?:\w+\()*(redelivery_\w+)")
 
@@ -70,7 +70,7 @@ def rules() -> dict[str, str]:
 def test_the_files_name_metrics_and_labels_that_there_are() -> None:
     """Whatever Prometheus is there: no query names a metric that is not promised, nor a label that none of its metrics has."""
     page = (ROOT / "docs" / "metrics.md").read_text()
-    labels: dict[str, set[str]] = {}
+    labels = {"up": {"job"}}  # Prometheus' own
     for name, kind, found in re.findall(r"^\| `(redelivery_\w+)` \| (\w+) \| ([\w, ]*)\|", page, re.MULTILINE):
         has = {each.strip() for each in found.split(",")} - {""}
         names = {name: has} if kind != "histogram" else {f"{name}_bucket": {*has, "le"}, f"{name}_sum": has, f"{name}_count": has}
@@ -277,6 +277,15 @@ CASES = {
         },
         {"RedeliveryDeadLettersLie": ["DLQ.a"]},
         minute=1480,
+    ),
+    "the page of figures is away, and one worker": Case(
+        {
+            'up{job="redelivery",instance="page"}': "1x2 0x9",
+            'up{job="redelivery",instance="restarted"}': "1x2 0x1 1x9",
+            'up{job="redelivery-workers",instance="worker"}': "0x9",
+        },
+        {"RedeliveryFiguresMissing": ["page"]},
+        minute=9,
     ),
     "an old dead letter": Case(
         {'redelivery_oldest_dead_letter_age_seconds{dead_letter_queue="DLQ.a",queue="a"}': "90000x9"},
