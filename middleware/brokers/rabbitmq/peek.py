@@ -10,8 +10,8 @@ During a look no consumer gets the messages. If the looking process dies, the br
   acknowledgements the look asks the queue something.
 
 The marks are gone when the message is published again. A missing queue counts as empty. Limits: a quorum queue with a
-`delivery-limit` (20 by default from RabbitMQ 4.0 on) drops a message that was taken more often, so `Look.most_taken` reports the
-largest number. Only dead letters and delayed messages are looked at: elsewhere the mark would count as a delivery.
+`delivery-limit` (20 by default from RabbitMQ 4.0 on) drops a message that was taken more often. Only dead letters and delayed
+messages are looked at: elsewhere the mark would count as a delivery.
 """
 
 from __future__ import annotations
@@ -62,7 +62,6 @@ class Look:
     ) -> None:
         self.queue = queue
         self._read = functools.partial(envelope_of, queue=queue) if read is None else read
-        self.most_taken = 0
         self.held = 0
         self._connection = connection
         self._most = most
@@ -115,7 +114,6 @@ class Look:
         found = Found(self._read(message), tag, delivery_count(message), routing_key)
         self._tags[found.tag] = None
         self._may_be_turned = "x-delivery-count" in (message.headers or {}) and found.taken > 0
-        self.most_taken = max(self.most_taken, found.taken)
         self.held += 1
         return found
 

@@ -178,6 +178,22 @@ def test_a_command_waits_for_the_look_of_a_worker(rabbit: Rabbit, tmp_path: Path
     assert moved == [20]
 
 
+def test_an_inventory_does_not_leave_out_what_a_command_holds(
+    rabbit: Rabbit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits for the command, and fails if that takes too long; otherwise the books would name dead letters as missing."""
+    monkeypatch.setattr(letter_look, "TIMEOUT", 0.5)
+    desk = (place := place_of(rabbit, tmp_path)).desk()
+    fill(place, 3)
+    words = ("inventory", "export", "--to", str(tmp_path / "inventory"))
+    with AmqpLetterStore(cast("Any", place.desk().transport)).open(LETTERS) as letters:
+        assert len(next(letters.pages())) == 3
+        done = desk.run(*words)
+        assert (done.exit_code, f"another command holds dead letters of '{LETTERS}'" in done.stderr) == (2, True), done.output
+    done = desk.run(*words)
+    assert (done.exit_code, "3 dead_letter" in done.output) == (0, True), done.output
+
+
 def test_a_command_that_sees_fewer_says_so(rabbit: Rabbit, tmp_path: Path) -> None:
     """Another command holds some dead letters, perhaps for hours: a log line says how many were not seen."""
     place = place_of(rabbit, tmp_path)

@@ -119,6 +119,13 @@ def test_the_tail_is_the_newest_events_in_order(desk: Desk, limit: int) -> None:
     assert "reason=exhausted" in done.output
 
 
+def test_a_log_without_events_is_said_to_be_empty(desk: Desk) -> None:
+    """On standard error, and as JSON lines nothing."""
+    done = desk.run("outcomes", "tail")
+    assert (done.exit_code, done.stdout, done.stderr) == (0, "", "The outcome log has no events.\n")
+    assert desk.run("--json", "outcomes", "tail").output == ""
+
+
 def test_the_delay_store_is_listed_by_due_time(desk: Desk) -> None:
     """With totals for each queue."""
     desk.delay(task_message("later"), 7_200_000)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -33,7 +34,7 @@ from redelivery.middleware.transitions.homes import Homes
 
 from ...letters import Contents
 from .copies import Copies, Fate
-from .letters import TIMEOUT, AmqpLetterStore, unconfirmed
+from .letters import TIMEOUT, AmqpLetterStore, answer_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -127,12 +128,10 @@ class AmqpDeathList:
     def _ended(self, death: Death, moves: list[Move]) -> Answer:
         if not moves:
             return Answer.UNSURE
-        if not all(move.wait(TIMEOUT) for move in moves):
-            raise unconfirmed(moves)
-        if any(move.answer is not Answer.DONE for move in moves):
-            return Answer.UNSURE if any(move.answer is Answer.UNSURE for move in moves) else Answer.MISSING
-        self.look.take(death.found)
-        return Answer.DONE
+        answer = answer_of(moves, time.monotonic() + TIMEOUT)
+        if answer is Answer.DONE:
+            self.look.take(death.found)
+        return answer
 
 
 def read(message: Any) -> bytes:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from redelivery.middleware.brokers.rabbitmq.journal.letter_look import await_looks
+from redelivery.middleware.brokers.rabbitmq.journal.letter_look import await_looks, require_not_held
 from redelivery.middleware.brokers.rabbitmq.names import BITS
 from redelivery.middleware.brokers.rabbitmq.peek import MAX_HELD, Look, depth_of
 
@@ -49,9 +49,11 @@ class AmqpInventory:
                         inventory.see(Contents.of(found.raw), queue, QUEUE, transport.now_ms())
             await_looks(connection)
             for name in letter_queues:
+                require_not_held(connection, name)
                 with Look(connection, name, most=MAX_HELD) as looking:
                     for letter in (Letter.of(found.raw) for found in looking):
                         inventory.see(letter, letter.queue or name, DEAD_LETTER, transport.now_ms())
+                require_not_held(connection, name)  # a command that came meanwhile took the rest
             for event in listening.new_events():
                 inventory.apply(event)
             levels = [transport.keys.level(bit) for bit in range(BITS)]

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from redelivery.errors import BrokerError
 from redelivery.middleware.brokers.rabbitmq.journal.entries import Moved, digest_of, moved_of
-from redelivery.middleware.brokers.rabbitmq.journal.letter_look import await_looks
+from redelivery.middleware.brokers.rabbitmq.journal.letter_look import await_looks, mark_held
 from redelivery.middleware.brokers.rabbitmq.messages import home_of, message_of
 from redelivery.middleware.brokers.rabbitmq.peek import Found, Look, counts_of, depth_of
 from redelivery.middleware.brokers.rabbitmq.publisher import Move
@@ -80,6 +80,7 @@ class AmqpLetterStore:
     def open(self, name: str) -> Iterator[AmqpLetters]:
         with self.transport.connect() as connection:
             await_looks(connection)
+            mark_held(connection, name)
             total = depth_of(connection, name) or 0
             with Look(connection, name) as look, closing(Copies(self.transport)) as copies:
                 self.opened[name] = AmqpLetters(name, total, look, copies)
@@ -158,12 +159,11 @@ class AmqpLetterStore:
         if fate is not None and fate.is_in_doubt:
             return Answer.UNSURE
         try:
-            if not all(move.wait(until - time.monotonic()) for move in moves):
-                return unconfirmed(moves)
+            answer = answer_of(moves, until)
         except BrokerError as exc:
             return exc
-        if any(move.answer is not Answer.DONE for move in moves):
-            return Answer.UNSURE if any(move.answer is Answer.UNSURE for move in moves) else Answer.MISSING
+        if answer is not Answer.DONE:
+            return answer
         letters.look.take(found)
         return Answer.DONE if fate is None else Answer.ALREADY
 
@@ -237,11 +237,12 @@ def carry_out(transport: AmqpTransport, event: Event, message: bytes | None, tar
     """Publish and record one move, and wait for both confirms. Raises `BrokerError` if one does not come."""
     published = None if message is None else message_of(message, target=target)
     move = transport.publisher.submit(Move(event, ignore, published, target, may_wait=False))
-    if not move.wait(TIMEOUT):
-        raise unconfirmed([move])
-    return move.answer or Answer.MISSING
+    return answer_of([move], time.monotonic() + TIMEOUT)
 
 
-def unconfirmed(moves: Sequence[Move]) -> BrokerError:
-    """Return the error for moves that were not all confirmed in time, with the reason if it is known."""
-    return BrokerError(str(next((each.failure for each in moves if each.failure is not None), UNCONFIRMED)))
+def answer_of(moves: Sequence[Move], until: float) -> Answer:
+    """Wait for all moves, at most until this monotonic time: `DONE` if each is. Raises `BrokerError` if one is not confirmed."""
+    if not all(move.wait(until - time.monotonic()) for move in moves):
+        raise BrokerError(str(next((each.failure for each in moves if each.failure is not None), UNCONFIRMED)))
+    answers = {move.answer for move in moves}
+    return Answer.DONE if answers <= {Answer.DONE} else Answer.UNSURE if Answer.UNSURE in answers else Answer.MISSING

@@ -56,6 +56,8 @@ def tail(context: Context, limit: int, *, is_followed: bool) -> None:
                 print_json(event.to_dict(), is_line=True)
         elif found.events:
             click.echo(events_table(found.events, is_followed=is_followed))
+        else:
+            say("The outcome log has no events.", err=True)
         if found.left:
             newer = counted(found.left, "newer message", "newer messages")
             say(f"{newer} in the log were not read. Export the log first.", err=True)

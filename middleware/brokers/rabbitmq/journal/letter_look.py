@@ -2,7 +2,8 @@
 
 A look finds which of some dead letters, given by their digests, are in a dead-letter queue. It takes the dead letters and gives
 them back, as an operator's look does (`peek`). Two looks at the same time would hide dead letters from each other, so a look has an
-exclusive queue; an operator's command waits until no worker looks.
+exclusive queue; an operator's command waits until no worker looks. A command that holds the dead letters of one queue has an
+exclusive queue for that one, because an inventory would miss what the command holds.
 
 Limits: a queue with a consumer is not looked at, because the consumer may have taken the dead letters; nor is a queue that is
 longer than `MAX_LETTERS`. A dead letter that an operator's command holds is not found.
@@ -11,11 +12,14 @@ longer than `MAX_LETTERS`. A dead letter that an operator's command holds is not
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from amqp.exceptions import AccessRefused, ResourceLocked
+
+from redelivery.errors import BrokerError
 
 from ....logs import log
 from ..peek import Look, counts_of
@@ -68,24 +72,42 @@ def await_looks(kombu: Any) -> None:
         pass
 
 
+def mark_held(kombu: Any, queue: str) -> None:
+    """Show other processes that this one holds dead letters of the queue, until this connection is closed."""
+    with contextlib.suppress(AccessRefused):
+        _locked(kombu, _mark_of(queue))
+
+
+def require_not_held(kombu: Any, queue: str) -> None:
+    """Wait until no command holds dead letters of the queue. Raises `BrokerError` if one still does after `TIMEOUT`."""
+    with contextlib.suppress(AccessRefused), _alone(kombu, _mark_of(queue)) as is_alone:
+        if not is_alone:
+            msg = f"another command holds dead letters of {queue!r}, which cannot be listed meanwhile: try again when it has ended"
+            raise BrokerError(msg)
+
+
+def _mark_of(queue: str) -> str:
+    return f"{LOOKING}.{hashlib.blake2b(queue.encode(), digest_size=8).hexdigest()}"
+
+
 @contextlib.contextmanager
-def _alone(kombu: Any) -> Iterator[bool]:
-    """Keep other processes from looking; False if another one still looks after `TIMEOUT`."""
+def _alone(kombu: Any, lock: str = LOOKING) -> Iterator[bool]:
+    """Keep other processes from this exclusive queue; False if another one still has it after `TIMEOUT`."""
     until = time.monotonic() + TIMEOUT
-    while not (is_alone := _locked(kombu)) and time.monotonic() < until:
+    while not (is_alone := _locked(kombu, lock)) and time.monotonic() < until:
         time.sleep(STEP)  # the broker does not report that a queue is gone
     try:
         yield is_alone
     finally:
         if is_alone:
             with kombu.connection.channel() as channel:
-                channel.queue_delete(LOOKING)
+                channel.queue_delete(lock)
 
 
-def _locked(kombu: Any) -> bool:
+def _locked(kombu: Any, lock: str) -> bool:
     with kombu.connection.channel() as channel:
         try:
-            channel.queue_declare(LOOKING, exclusive=True)
+            channel.queue_declare(lock, exclusive=True)
         except ResourceLocked:
             return False
     return True
