@@ -92,8 +92,8 @@ def events_of(spark: SparkSession, lives: range, *, carried_ms: int = 0) -> Data
         step(2, last, worker="celery@shop-1", reason=F.when(is_dead, "exhausted").otherwise("")),
     )
     is_open = F.lit(bool(carried_ms)) & F.col("stays_open")
-    told = F.filter(steps, lambda each: (is_again | (each.outcome != "redelivery_scheduled")) & (~is_open | (each.delivery == 0)))
-    exploded = _lives(spark, lives).withColumn("step", F.explode(told)).select("*", "step.*")
+    shown = F.filter(steps, lambda each: (is_again | (each.outcome != "redelivery_scheduled")) & (~is_open | (each.delivery == 0)))
+    exploded = _lives(spark, lives).withColumn("step", F.explode(shown)).select("*", "step.*")
     earlier = F.when(is_carried & (F.col("outcome") == "published"), carried_ms).otherwise(0)
     at_ms = F.col("start") + F.col("delivery") * 1000 - earlier
     numbered = {"at_ms": at_ms, "event_id": F.concat(at_ms, F.lit("-"), F.col("id")), "root_id": F.col("task_id")}

@@ -52,10 +52,10 @@ def _two_days(spark: SparkSession, events: int) -> Path:
     lives = range(round(events / EVENTS_PER_LIFE))
 
     def written(folder: Path) -> None:
-        told = events_of(spark, lives, carried_ms=DAY_MS)
-        write(told.where(F.col("at_ms") < NOON), folder / "outcomes" / "date=2026-01-30")
-        write(told.where(F.col("at_ms") >= NOON), folder / "outcomes" / "date=2026-01-31")
-        write(told, folder / "whole")
+        both = events_of(spark, lives, carried_ms=DAY_MS)
+        write(both.where(F.col("at_ms") < NOON), folder / "outcomes" / "date=2026-01-30")
+        write(both.where(F.col("at_ms") >= NOON), folder / "outcomes" / "date=2026-01-31")
+        write(both, folder / "whole")
         write(inventory_of(spark, lives, before=True), folder / "held")
         write(inventory_of(spark, lives, carried=True), folder / "inventory")
 

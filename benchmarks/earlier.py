@@ -67,11 +67,11 @@ def main() -> None:
         for number in range(said.rounds):
             order = ("now", "then") if number % 2 else ("then", "now")
             pairs.append({each: measured(trees[each], said.tasks) for each in order})
-    told: dict[str, Any] = {"commit": said.commit, "tasks": said.tasks, "pairs": pairs}
+    report: dict[str, Any] = {"commit": said.commit, "tasks": said.tasks, "pairs": pairs}
     for name in pairs[0]["then"]:
         ratios = [round(pair["now"][name] / pair["then"][name], 3) for pair in pairs]
-        told[name] = {"ratios": ratios, "median": round(statistics.median(ratios), 3)}
-    sys.stdout.write(json.dumps(told) + "\n")
+        report[name] = {"ratios": ratios, "median": round(statistics.median(ratios), 3)}
+    sys.stdout.write(json.dumps(report) + "\n")
 
 
 if __name__ == "__main__":

@@ -76,7 +76,7 @@ def _compared(rounds: list[_Told], one: str, other: str, name: str, unit: str) -
     """The medians of the ratios of one feature's figures to another's."""
 
     def median(figure: str) -> float:
-        return statistics.median(told[one][figure] / told[other][figure] for told in rounds)
+        return statistics.median(each[one][figure] / each[other][figure] for each in rounds)
 
     parts = {f"{name}_{part}": less(median(f"{part}_processor"), unit) for part in PARTS}
     return {f"{name}_rate": more(median("tasks_per_second"), unit), **parts}

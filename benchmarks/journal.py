@@ -59,11 +59,11 @@ def main() -> None:
     for number in range(said.rounds):
         order = ("yes", "no") if number % 2 else ("no", "yes")
         pairs.append({journal: _apart(said.work, tasks, said.queue, journal) for journal in order})
-    told: dict[str, Any] = {"work": said.work, "queue": said.queue, "tasks": tasks, "pairs": pairs}
+    report: dict[str, Any] = {"work": said.work, "queue": said.queue, "tasks": tasks, "pairs": pairs}
     for name in ("rate", "processor"):
         ratios = [round(pair["yes"][name] / pair["no"][name], 3) for pair in pairs]
-        told[name] = {"ratios": ratios, "median": round(statistics.median(ratios), 3)}
-    sys.stdout.write(json.dumps(told) + "\n")
+        report[name] = {"ratios": ratios, "median": round(statistics.median(ratios), 3)}
+    sys.stdout.write(json.dumps(report) + "\n")
 
 
 if __name__ == "__main__":

@@ -93,10 +93,10 @@ def profile(comparison: Comparison, plan: Plan, which: str, folder: Path, say: C
 
 def _measurements(name: str, sides: tuple[str, ...], scale: float, environment: Mapping[str, str]) -> dict[str, dict[str, Figure]]:
     """Measure these sides in parallel. The first failure ends all."""
-    with tempfile.TemporaryDirectory(prefix="rb-") as told, ExitStack() as ends:
-        folder = Path(told)
-        told_to_all = {**environment, **turns(folder, sides)}
-        running = {side: ends.enter_context(_process(name, side, scale, folder, told_to_all)) for side in sides}
+    with tempfile.TemporaryDirectory(prefix="rb-") as made, ExitStack() as ends:
+        folder = Path(made)
+        shared = {**environment, **turns(folder, sides)}
+        running = {side: ends.enter_context(_process(name, side, scale, folder, shared)) for side in sides}
         while codes := {side: process.poll() for side, process in running.items()}:
             failed = [side for side, code in codes.items() if code]
             if failed:

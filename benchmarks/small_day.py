@@ -72,8 +72,8 @@ def small_day(name: str, *, events: int, rounds: int = 5, embedded: bool = False
     # In its own process: `run` would also wait for the Java of a session here.
     prepare = [sys.executable, "-c", _PREPARE, str(events)]
     place = subprocess.run(prepare, stdout=subprocess.PIPE, text=True, check=True).stdout
-    with tempfile.TemporaryDirectory(prefix="redelivery-small-day-") as told:
-        folder = Path(told)
+    with tempfile.TemporaryDirectory(prefix="redelivery-small-day-") as made:
+        folder = Path(made)
         environment = _without_java(folder) if embedded else dict(os.environ)
         # A cache that is not a folder keeps nothing.
         caches = {"without_classes": os.devnull, "": str(folder / "cache")}

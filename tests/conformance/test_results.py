@@ -42,7 +42,7 @@ SENT: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
 
 
 @pytest.fixture(scope="module")
-def told(shared_place: Place) -> Iterator[tuple[Shop, dict[str, str]]]:
+def results(shared_place: Place) -> Iterator[tuple[Shop, dict[str, str]]]:
     """A worker with a result backend, and the tasks that were sent."""
     shop = shared_place.shop(settings=SETTINGS, backend="rpc://" if shared_place.name in AMQP else True)
     shared_place.declare(shop, "celery")
@@ -55,16 +55,16 @@ def told(shared_place: Place) -> Iterator[tuple[Shop, dict[str, str]]]:
     shop.stop()
 
 
-def test_a_result_comes_back_after_a_redelivery(told: tuple[Shop, dict[str, str]]) -> None:
+def test_a_result_comes_back_after_a_redelivery(results: tuple[Shop, dict[str, str]]) -> None:
     """The state RETRY between two attempts does not end the caller's wait."""
-    shop, ids = told
+    shop, ids = results
     assert shop.app.AsyncResult(ids["fine"]).get(timeout=120) == "at last"
 
 
 @pytest.mark.filterwarnings("ignore:Call to deprecated setex")  # Celery's backend, in this process
-def test_the_caller_of_a_cancelled_task_is_told(told: tuple[Shop, dict[str, str]], shared_place: Place) -> None:
+def test_the_caller_of_a_cancelled_task_is_told(results: tuple[Shop, dict[str, str]], shared_place: Place) -> None:
     """After `delayed cancel` the caller gets Celery's exception for a revoked task."""
-    shop, ids = told
+    shop, ids = results
     shop.ended(ids["waits"], "deferred")
     (done,) = until(lambda: shared_place.command(shop.app, "delayed", "cancel", ids["waits"]), what="it to wait")
     assert done["changed"]
@@ -84,9 +84,9 @@ def test_the_caller_of_a_cancelled_task_is_told(told: tuple[Shop, dict[str, str]
         ("over", TaskRevokedError.__name__, "expired"),
     ],
 )
-def test_the_caller_is_told_what_a_task_died_of(told: tuple[Shop, dict[str, str]], name: str, kind: str, reason: str) -> None:
+def test_the_caller_is_told_what_a_task_died_of(results: tuple[Shop, dict[str, str]], name: str, kind: str, reason: str) -> None:
     """For every reason, the caller gets the exception that the task died of, and the dead letter is kept (RabbitMQ R9)."""
-    shop, ids = told
+    shop, ids = results
     caught = shop.app.AsyncResult(ids[name]).get(timeout=60, propagate=False)
     assert kind in {each.__name__ for each in type(caught).__mro__}, repr(caught)
     assert shop.ended(ids[name], "dead_lettered").reason == reason

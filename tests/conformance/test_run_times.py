@@ -39,15 +39,15 @@ ENDS = {Outcome.SUCCEEDED, Outcome.REDELIVERY_SCHEDULED, Outcome.DEAD_LETTERED}
 
 def _agrees(shop: Shop, ids: Collection[str], failing: Collection[str], events: list[Any]) -> None:
     """Compare each attempt's last event with the notes of its task: one line when a run begins, and one when it ends."""
-    told: dict[str, list[Any]] = defaultdict(list)
+    found: dict[str, list[Any]] = defaultdict(list)
     for event in events:
-        told[event.task_id].append(event)
+        found[event.task_id].append(event)
     noted: dict[str, list[float]] = defaultdict(list)
     for line in shop.runs():
         if "event" in line:
             noted[line["id"]].append(line["at"] * 1000)
-    assert told.keys() == noted.keys() == {*ids, *failing}
-    for task_id, ends in told.items():
+    assert found.keys() == noted.keys() == {*ids, *failing}
+    for task_id, ends in found.items():
         spans = list(zip(noted[task_id][::2], noted[task_id][1::2], strict=True))
         assert len(ends) == len(spans) == (2 if task_id in failing else 1)
         for event, (began, over) in zip(ends, spans, strict=True):
@@ -97,13 +97,13 @@ def test_run_times_of_ten_thousand_tasks_agree(server: Server, folder: Path, spa
         shop.stop()
     outcomes, inventory, output = (str(tmp_path / name) for name in ("outcomes", "inventory", "books"))
     assert reconcile(spark, Books(outcomes=outcomes, inventory=inventory, output=output, grace_ms=0)).balanced
-    told = {row["task"].rpartition(".")[2]: row for row in rows(tmp_path, "run_times")}
+    found = {row["task"].rpartition(".")[2]: row for row in rows(tmp_path, "run_times")}
     for name, tasks, attempts in (("naps", ids, 1), ("fails_after", failing, 2)):
         times = [event.run_ms for event in events if event.task_id in tasks and event.run_ms is not None]
-        row = told[name]
+        row = found[name]
         assert (row["attempts"], row["timed"], row["run_ms"]) == (attempts * len(tasks), attempts * len(tasks), sum(times))
         assert min(times) <= row["run_p50_ms"] <= row["run_p95_ms"] <= row["run_p99_ms"] <= max(times)
-    assert (told["kills"]["attempts"], told["kills"]["timed"], told["kills"]["run_ms"]) == (40, 0, 0)
+    assert (found["kills"]["attempts"], found["kills"]["timed"], found["kills"]["run_ms"]) == (40, 0, 0)
     said = json.loads((tmp_path / "books" / "summary.json").read_text())["run_times"]
     assert (said["attempts"], said["timed"]) == (ended, ended - 40)
     assert "40 attempts have no known time: killed" in (tmp_path / "books" / "report.html").read_text()

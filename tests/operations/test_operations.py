@@ -102,8 +102,8 @@ def test_it_is_paused_resumed_and_aborted_and_each_is_recorded(desk: Desk) -> No
     for change in (operation.pause, operation.resume, operation.abort):
         with pytest.raises(InputError, match="is aborted, and cannot be"):
             change(desk.install, made.id, "ben")
-    told = [(each.actor, each.act, each.acted, each.why) for each in audit.entries(desk.transport, 10)]
-    assert told == [
+    records = [(each.actor, each.act, each.acted, each.why) for each in audit.entries(desk.transport, 10)]
+    assert records == [
         ("ana", "redrive", "aborted", ""),
         ("cat", "redrive", "resumed", ""),
         ("ben", "redrive", "paused", "lunch"),

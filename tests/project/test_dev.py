@@ -75,11 +75,11 @@ class Package:
     def build(self) -> Path:
         """Build the package; returns its file."""
         files = {each: self.folder / f"{self.name}.{each}" for each in ("said", "gate")}
-        told = {"name": self.name, "folder": self.folder} | files
+        values = {"name": self.name, "folder": self.folder} | files
         inside = self.folder / self.name / "DEBIAN"
         inside.mkdir(parents=True)
-        (inside / "control").write_text(CONTROL.format(**told))
-        (inside / "postinst").write_text(POSTINST.format(**told))
+        (inside / "control").write_text(CONTROL.format(**values))
+        (inside / "postinst").write_text(POSTINST.format(**values))
         (inside / "postinst").chmod(0o755)
         built = self.folder / f"{self.name}.deb"
         subprocess.run(["dpkg-deb", "--build", self.folder / self.name, built], check=True, capture_output=True)

@@ -85,19 +85,19 @@ def test_a_test_that_is_named_runs_in_either_lane(suite: pytest.Pytester, name: 
     run(suite, f"suite/test_it.py{name}").assert_outcomes(passed=ran, deselected=left_out)
 
 
-def told(done: pytest.RunResult) -> list[str]:
+def lines_of(done: pytest.RunResult) -> list[str]:
     """The seed and the drawn values of a run."""
     return re.findall(r"(?:seed|drawn) (-?\d+)$", done.stdout.str(), re.MULTILINE)
 
 
 def test_a_quick_run_draws_the_same_and_a_full_one_something_new_that_can_be_repeated(suite: pytest.Pytester) -> None:
     """The printed seed repeats a full run."""
-    assert told(run(suite)) == told(run(suite))
+    assert lines_of(run(suite)) == lines_of(run(suite))
     first, second = run(suite, "--full"), run(suite, "--full")
-    assert told(first) != told(second)
+    assert lines_of(first) != lines_of(second)
     again = re.search(r"--seed (\d+)", first.stdout.str())
     assert again is not None
-    assert told(run(suite, "--full", "--seed", again[1])) == told(first)
+    assert lines_of(run(suite, "--full", "--seed", again[1])) == lines_of(first)
 
 
 def test_slow_tests_are_started_first(suite: pytest.Pytester) -> None:

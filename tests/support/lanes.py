@@ -114,8 +114,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
     """Take over the number of a worker process of pytest-xdist."""
-    told = getattr(node, "workeroutput", {})  # a crashed process has no output
-    node.config.stash[LEFT_OUT] = told.get("left_out", node.config.stash.get(LEFT_OUT, 0))
+    output = getattr(node, "workeroutput", {})  # a crashed process has no output
+    node.config.stash[LEFT_OUT] = output.get("left_out", node.config.stash.get(LEFT_OUT, 0))
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:

@@ -111,11 +111,11 @@ def test_children_that_replace_others_tell_their_own_figures_once(server: Any, f
         until(lambda: seen("messaging.client.sent.messages", "messaging.destination.name")["celery",] == 8, 30, "the publications")
         until(lambda: sum(seen("messaging.process.duration").values()) == 8, 30, "the run times")
         shop.workers[0].stop()
-        told = {(name, process) for name, process, _ in list(shop.collector.figures)}
-        runs = {process for name, process in told if name == "messaging.process.duration"}
+        series = {(name, process) for name, process, _ in list(shop.collector.figures)}
+        runs = {process for name, process in series if name == "messaging.process.duration"}
         assert len(runs) == 1  # the main process
         assert sum(seen("messaging.process.duration").values()) == 8
-        children = {process for name, process in told if name == "messaging.client.sent.messages"} - runs
+        children = {process for name, process in series if name == "messaging.client.sent.messages"} - runs
         assert len(children) == 4 + 4  # the producers and the children that have published; each has its own id
         assert seen("messaging.client.sent.messages", "messaging.destination.name")["celery",] == 8
 
@@ -205,8 +205,8 @@ def test_depths_are_told_by_one_worker(request: pytest.FixtureRequest, folder: P
         seen = shop.collector.series
         until(lambda: seen("redelivery.dead_letters", place)["DLQ.celery",] == 1, 60, "the dead letter to be told")
         until(lambda: sum(seen("redelivery.delayed.messages").values()) == 1, 60, "the delayed message to be told")
-        told = {(name, pid) for name, pid, _ in list(shop.collector.figures) if name in DEPTHS}
-        assert len({pid for _, pid in told}) == 1
+        series = {(name, pid) for name, pid, _ in list(shop.collector.figures) if name in DEPTHS}
+        assert len({pid for _, pid in series}) == 1
         until(
-            lambda: ("redelivery.queue.messages", next(iter(told))[1]) in {(name, pid) for name, pid, _ in shop.collector.figures}
+            lambda: ("redelivery.queue.messages", next(iter(series))[1]) in {(name, pid) for name, pid, _ in shop.collector.figures}
         )

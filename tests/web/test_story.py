@@ -188,7 +188,7 @@ def _if_in(text: str, said: str) -> str:
     return said if text in said else ""
 
 
-def told(story: Story, opened: str) -> None:
+def check_story(story: Story, opened: str) -> None:
     """Check the ends: all tasks except the unrepairable ones succeed, none twice, and the audit has each step."""
     desk, counts = story.desk, story.counts
     mended = counts["refused"] + counts["late"]
@@ -288,7 +288,7 @@ def test_a_bad_deployment_is_mended_from_the_page(  # noqa: PLR0917 - fixtures, 
     with WebPage("tests.support.page.web_shop", tmp_path, *words, "--books", str(tmp_path / "books"), env=fleet.env) as page:
         hand.enter(page)
         story.ends(redrive, State.DONE)
-        told(story, hand.open("/operations"))
+        check_story(story, hand.open("/operations"))
         if letters >= 1000:
             books(story)
             assert "The books balance" in hand.open("/books")

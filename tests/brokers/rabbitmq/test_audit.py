@@ -83,9 +83,9 @@ def test_what_commands_do_is_recorded_with_why_filter_and_result(desk: Desk, rab
     desk.json("dlq", "purge", LETTERS, "--id", "task-1", "--yes", "--as", "ben", "--why", "not ours")
     desk.run("dlq", "purge", LETTERS, "--all", "--yes", "--archive", "/dev/null/below", "--as", "cat")
     desk.json("dlq", "purge", LETTERS, "--all", "--dry-run")
-    told = desk.json("audit")
-    assert told == desk.json("audit")
-    assert [(each["actor"], each["act"], each["acted"]) for each in told[::-1]] == [
+    records = desk.json("audit")
+    assert records == desk.json("audit")
+    assert [(each["actor"], each["act"], each["acted"]) for each in records[::-1]] == [
         ("ana", "redrive", "begun"),
         ("ana", "redrive", "done"),
         ("ben", "purge", "begun"),
@@ -93,8 +93,8 @@ def test_what_commands_do_is_recorded_with_why_filter_and_result(desk: Desk, rab
         ("cat", "purge", "begun"),
         ("cat", "purge", "failed"),
     ]
-    assert (told[-1]["why"], told[-1]["filter"], told[-2]["result"]["moved"]) == ("mended", {"task_ids": ["task-0"]}, 1)
-    assert len({each["record_id"] for each in told}) == 6
+    assert (records[-1]["why"], records[-1]["filter"], records[-2]["result"]["moved"]) == ("mended", {"task_ids": ["task-0"]}, 1)
+    assert len({each["record_id"] for each in records}) == 6
     assert [each["acted"] for each in desk.json("audit", "--by", "ben")] == ["done", "begun"]
     assert [each["acted"] for each in desk.json("audit", "--limit", "1")] == ["failed"]
     assert {each["actor"] for each in desk.json("audit", "--letters")} == {"ana", "ben"}

@@ -27,6 +27,6 @@ def test_the_caller_of_an_unknown_task_gets_one_reply(rabbit: Rabbit, folder: Pa
     finally:
         worker.stop()  # whatever it sends has been sent
     with rabbit.connection() as connection, connection.SimpleQueue("replies") as replies:
-        told = [replies.get(timeout=20) for _ in ids]
-        assert [(each.payload["task_id"], each.payload["status"]) for each in told] == [(each, "FAILURE") for each in ids]
+        received = [replies.get(timeout=20) for _ in ids]
+        assert [(each.payload["task_id"], each.payload["status"]) for each in received] == [(each, "FAILURE") for each in ids]
         assert rabbit.depth("replies") == 0

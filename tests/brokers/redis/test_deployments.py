@@ -152,7 +152,7 @@ def test_its_password_is_in_no_line(tls: Shop) -> None:
 def test_a_server_that_may_evict_is_named_at_start(server: Server) -> None:
     """Only `noeviction` keeps every message; a server without a memory limit evicts nothing."""
     desk = Desk(server)
-    for maxmemory, policy, told in (
+    for maxmemory, policy, times in (
         (0, "allkeys-lru", 0),
         (10**9, "noeviction", 0),
         (10**9, "allkeys-lru", 1),
@@ -162,7 +162,7 @@ def test_a_server_that_may_evict_is_named_at_start(server: Server) -> None:
         server.client.config_set("maxmemory-policy", policy)
         with capture_logs() as lines:
             desk.install.transport.warn([], [], None)
-        assert [line["maxmemory_policy"] for line in lines] == [policy] * told
+        assert [line["maxmemory_policy"] for line in lines] == [policy] * times
 
 
 @contextmanager

@@ -79,18 +79,17 @@ def test_the_server_writes_a_time_as_python_does(any_server: Server, ms: int) ->
 def test_the_server_writes_every_day_as_python_does(any_server: Server) -> None:
     """For the four hundred years after which the calendar repeats."""
     days = [day * 86_400_000 + day for day in range(366 * 400)]
-    told = written(any_server, days)
-    assert told == [as_python(ms) for ms in days]
+    assert written(any_server, days) == [as_python(ms) for ms in days]
 
 
 def written(server: Server, times: list[int]) -> list[str]:
     """The script's text for these times."""
-    each = "local told = {} for i = 1, #ARGV do told[i] = iso(tonumber(ARGV[i])) end return told"
+    each = "local texts = {} for i = 1, #ARGV do texts[i] = iso(tonumber(ARGV[i])) end return texts"
     script = source("publish").split("local length")[0] + each
-    client, told = server.client, []
+    client, texts = server.client, []
     for at in range(0, len(times), 1000):
-        told += client.eval(script, 0, *times[at : at + 1000])
-    return [text.decode() for text in told]
+        texts += client.eval(script, 0, *times[at : at + 1000])
+    return [text.decode() for text in texts]
 
 
 def as_python(ms: int) -> str:
@@ -108,9 +107,9 @@ def test_gaps_are_where_the_times_belong(body: str, times: dict[str, int]) -> No
         before, _, ms = gap.replace("n", "t").partition("t")
         filled += text[at : int(before)] + ms.encode()
         at = int(before)
-    told = json.loads(filled + text[at:])
+    texts = json.loads(filled + text[at:])
     expected = {name: ms if name == PUBLISHED else str(ms) for name, ms in times.items()}
-    assert told == {**message, "headers": {**message["headers"], **expected}}
+    assert texts == {**message, "headers": {**message["headers"], **expected}}
 
 
 def test_a_countdown_is_less_by_what_the_publication_took(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,13 +45,13 @@ def here() -> Iterator[Place]:
 
 def shown(here: Place, task_id: str) -> dict[str, Any]:
     """What celery-progress shows of a task."""
-    told: dict[str, Any] = Progress(here.app.AsyncResult(task_id)).get_info()
-    return told
+    info: dict[str, Any] = Progress(here.app.AsyncResult(task_id)).get_info()
+    return info
 
 
 def comes_to(here: Place, task_id: str, state: str) -> dict[str, Any]:
     """What is shown of a task once it is in this state."""
-    found: dict[str, Any] = until(lambda: told if (told := shown(here, task_id))["state"] == state else None, what=state)
+    found: dict[str, Any] = until(lambda: info if (info := shown(here, task_id))["state"] == state else None, what=state)
     return found
 
 

@@ -46,10 +46,10 @@ def stored(here: Place, task_id: str) -> tuple[str, str, str, str] | None:
 
 
 @pytest.mark.parametrize(
-    ("task", "told"),
+    ("task", "error"),
     [("fails", "RuntimeError"), ("retries", "MaxRetriesExceededError"), ("kills", "WorkerLostError")],
 )
-def test_a_result_is_retry_until_it_is_failure(here: Place, task: str, told: str) -> None:
+def test_a_result_is_retry_until_it_is_failure(here: Place, task: str, error: str) -> None:
     """One row: first RETRY with the exception of the attempt, then FAILURE with the exception that the task died of."""
     task_id = here.publish(task)
     seen: list[str] = []
@@ -64,7 +64,7 @@ def test_a_result_is_retry_until_it_is_failure(here: Place, task: str, told: str
     assert "RETRY" in seen
     row = stored(here, task_id)
     assert row is not None
-    assert told in row[1]
+    assert error in row[1]
     assert row[3] == f"tests.support.shop.{task}"
     here.ended(task_id, "dead_lettered")
 

@@ -49,7 +49,7 @@ def transactions(here: Place, task_id: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("task", "args", "attempts", "told"),
+    ("task", "args", "attempts", "expected"),
     [
         ("ok", (), 1, []),
         ("fails", (1,), 2, []),
@@ -60,14 +60,14 @@ def transactions(here: Place, task_id: str) -> list[dict[str, Any]]:
     ],
 )
 def test_sentry_has_one_event_for_a_death_and_none_for_a_redelivery(
-    sentry: Place, task: str, args: tuple[Any, ...], attempts: int, told: list[str]
+    sentry: Place, task: str, args: tuple[Any, ...], attempts: int, expected: list[str]
 ) -> None:
     """There is one transaction for each attempt."""
     before = len(sentry.lines("sentry"))
     task_id = sentry.publish(task, *args)
     sentry.over(task_id)
     until(lambda: len(transactions(sentry, task_id)) == attempts, what=f"{attempts} transactions")
-    assert exceptions(sentry, before) == told
+    assert exceptions(sentry, before) == expected
 
 
 def test_sentry_has_the_exception_of_a_lost_child() -> None:

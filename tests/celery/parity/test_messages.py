@@ -87,11 +87,11 @@ def test_who_waits_is_told_of_what_died_before_it_ran(forked: Trial) -> None:
     """It was stopped on arrival, because its attempts are used up or its headers are invalid; its caller gets the error."""
     side = forked.ours
     exhausted = {"redelivery": {"version": 1, "attempt": 3, "delivery": 3, "first_seen": 1, "origin": {"queue": "thrice"}}}
-    told = [
+    expected = [
         (side.play(step("ok"), queue="thrice", headers=exhausted, link_error=side.sig("errback")), MaxRetriesExceededError),
         (side.play(step("ok"), headers={"timelimit": "soon"}, link_error=side.sig("errback")), InvalidTaskError),
     ]
-    for task_id, kind in told:
+    for task_id, kind in expected:
         with pytest.raises(kind):
             side.result(task_id).get(timeout=60)
         side.ended(task_id, "dead_lettered")

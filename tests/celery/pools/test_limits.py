@@ -19,7 +19,7 @@ ONCE = {"run": 1, "on_retry": 0, "task_retry": 0, "on_failure": 1, "task_failure
 THRICE = {"run": 3, "on_retry": 2, "task_retry": 2, "on_failure": 1, "task_failure": 1, "errback": 1}
 
 
-def told(side: Side, task_id: str) -> dict[str, int]:
+def hook_counts(side: Side, task_id: str) -> dict[str, int]:
     """How often each hook, signal and error callback for failures was called."""
     counts = side.counts(task_id)
     return {name: counts.get(name, 0) for name in ("run", "on_retry", "task_retry", "on_failure", "task_failure", "errback")}
@@ -37,7 +37,14 @@ def test_a_soft_time_limit_is_an_exception_in_the_task(forked: Trial) -> None:
     forked.ours.ended(stories[2].id, "succeeded")
     again = forked.ours.play(step("nap", seconds=30), step("ok"), task="limited")
     forked.ours.ended(again, "succeeded")
-    assert told(forked.ours, again) == {"run": 2, "on_retry": 1, "task_retry": 1, "on_failure": 0, "task_failure": 0, "errback": 0}
+    assert hook_counts(forked.ours, again) == {
+        "run": 2,
+        "on_retry": 1,
+        "task_retry": 1,
+        "on_failure": 0,
+        "task_failure": 0,
+        "errback": 0,
+    }
 
 
 def test_a_hard_time_limit_fires_once(forked: Trial) -> None:
@@ -54,7 +61,7 @@ def test_a_hard_time_limit_fires_once(forked: Trial) -> None:
         forked.ours.ended(ids[1], "dead_lettered")
         # The lost child is reported next, to the same process: once a later task is in its log, that has been handled.
         forked.ours.noted(forked.ours.play(step("nap", seconds=60), task=task, queue="once", time_limit=1), "task_failure")
-        assert told(forked.ours, ids[1]) == ONCE
+        assert hook_counts(forked.ours, ids[1]) == ONCE
         ours, plain = ({**forked.ours.counts(ids[1])}, {**forked.plain.counts(ids[0])})
         for name in ("on_failure", "after_return"):  # Celery 5.7 sends the signal and calls the error callback twice
             assert ours.get(name) == plain.get(name) == 1, (name, plain)
@@ -70,7 +77,7 @@ def test_a_hard_time_limit_is_a_counted_attempt(trial: Trial) -> None:
     task_id = trial.ours.play(step("nap", seconds=60), task="hooked", queue="thrice", time_limit=0.5, link_error=errback)
     end = trial.ours.ended(task_id, "dead_lettered")
     assert (end.reason, end.attempt) == ("time_limit", 3)
-    assert told(trial.ours, task_id) == THRICE
+    assert hook_counts(trial.ours, task_id) == THRICE
 
 
 def test_a_lost_process_is_told_of_once_when_it_was_the_last(trial: Trial) -> None:
@@ -84,7 +91,7 @@ def test_a_lost_process_is_told_of_once_when_it_was_the_last(trial: Trial) -> No
     task_id = trial.ours.play(step("kill"), task="hooked", queue="thrice", link_error=trial.ours.sig("errback"))
     end = trial.ours.ended(task_id, "dead_lettered")
     assert (end.reason, end.attempt) == ("worker_lost", 3)
-    found = told(trial.ours, task_id)
+    found = hook_counts(trial.ours, task_id)
     assert found.pop("run") in {3, 4}
     assert {"run": 3, **found} == {**THRICE, "on_failure": 0}
     said = trial.ours.workers[-1].text.partition("Task handler raised error: WorkerLostError(")[2]
@@ -100,7 +107,7 @@ def test_memory_that_runs_out_ends_the_attempt_and_not_the_worker(trial: Trial) 
     out_of_memory = step("fail", kind="memory", message="too much")
     task_id = side.play(out_of_memory, task="hooked", queue="thrice", link_error=side.sig("errback"))
     assert side.ended(task_id, "dead_lettered").reason == "exhausted"
-    assert told(side, task_id) == THRICE
+    assert hook_counts(side, task_id) == THRICE
     if trial.backend:
         with pytest.raises(MemoryError, match="too much"):
             side.result(task_id).get(timeout=60)
@@ -116,7 +123,7 @@ def test_an_exception_that_is_no_exception_is_a_failed_attempt(trial: Trial) -> 
     end = side.ended(ever, "dead_lettered")
     assert (end.reason, end.attempt) == ("exhausted" if trial.pool == "prefork" else "worker_lost", 3)
     side.noted(ever, "errback", 1)
-    counts = told(side, ever)
+    counts = hook_counts(side, ever)
     assert (counts["run"], counts["on_retry"], counts["errback"]) == (3, 2, 1)
 
 
@@ -146,7 +153,7 @@ def exits_once_and_for_ever(side: Side, *, backend: bool) -> None:
     end = side.ended(ever, "dead_lettered")
     assert (end.reason, end.attempt) == ("worker_lost", 3)
     assert [run["retries"] for run in side.notes(ever, "run")] == [0, 0, 0]
-    counts = told(side, ever)
+    counts = hook_counts(side, ever)
     assert (counts["run"], counts["on_retry"], counts["task_failure"], counts["errback"]) == (3, 2, 1, 1)
     if backend:
         assert side.result(once).get(timeout=60) == 4

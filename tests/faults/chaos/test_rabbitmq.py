@@ -67,7 +67,7 @@ def test_what_came_after_the_export_is_told_from_what_is_lost(folder: Path, rabb
 # the account
 
 
-def told(*outcomes: str, **facts: Any) -> list[dict[str, Any]]:
+def recorded(*outcomes: str, **facts: Any) -> list[dict[str, Any]]:
     """These events of one life."""
     life = {"task_id": "t", "generation": 0, "queue": "celery", "reason": "", "delivery": 1}
     return [{**life, "event_id": str(at), "at_ms": at, "outcome": outcome, **facts} for at, outcome in enumerate(outcomes)]
@@ -77,7 +77,7 @@ def made_of(*outcomes: str, letters: int = 0, said: str = "published", died: str
     """The account of a task whose producer has noted this in its ledger, and died at that boundary."""
     ledger = [{"id": "t", "said": "asked", "pid": 7}, {"id": "t", "said": said, "pid": 7}]
     notes = [{"id": "t", "attempt": 1}] * runs
-    return account(told(*outcomes), [LIFE] * letters, notes, ledger, {7: died} if died else {})
+    return account(recorded(*outcomes), [LIFE] * letters, notes, ledger, {7: died} if died else {})
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_a_life_that_balances_has_no_word(outcomes: list[str], facts: dict[str, 
 
 def test_an_earlier_delivery_that_is_handed_over_again_is_no_resurrection() -> None:
     """The message died at its second delivery and its dead letter was purged; the first delivery is a copy that does not run."""
-    events = told("published", "dead_lettered", "purged", "redelivery_scheduled")
+    events = recorded("published", "dead_lettered", "purged", "redelivery_scheduled")
     for event, delivery in zip(events, (0, 2, 0, 1), strict=True):
         event["delivery"] = delivery
     assert account(events, [], [], [], {}).words == {}
@@ -147,13 +147,13 @@ def test_what_must_not_be_is_a_fault(word: str, outcomes: list[str], facts: dict
 
 def test_what_a_crash_put_back_after_its_end_is_named() -> None:
     """It has not ended again, but the history has the crash."""
-    made = account(told("published", "succeeded", "redelivery_scheduled", reason="worker_lost"), [], [], [], {})
+    made = account(recorded("published", "succeeded", "redelivery_scheduled", reason="worker_lost"), [], [], [], {})
     assert (made.words, made.faults) == ({LIFE: "resurrected"}, [])
 
 
 def test_the_original_of_what_has_ended_may_be_acknowledged_after_that() -> None:
     """It is recorded as delivered again under its own number; the delivery that ended is the next one."""
-    ended = told("published", "redelivery_scheduled", "succeeded", delivery=2)
+    ended = recorded("published", "redelivery_scheduled", "succeeded", delivery=2)
     known = [*ended, {**ended[1], "event_id": "late", "at_ms": 9, "delivery": 1, "reason": "worker_lost"}]
     assert account(known, [], [], [], {}).words == {}
 

@@ -16,7 +16,7 @@ PURGED = {"outcome": "purged", "reason": "max_length"}
 REDRIVEN = {"outcome": "redriven", "generation": 1}
 
 
-def told(*events: dict[str, Any]) -> list[dict[str, Any]]:
+def recorded(*events: dict[str, Any]) -> list[dict[str, Any]]:
     """These events of the task `t`, each by its own id."""
     facts = {"task_id": "t", "generation": 0, "queue": "celery", "reason": ""}
     return [{**facts, "event_id": f"{number}-0", **event} for number, event in enumerate(events)]
@@ -25,7 +25,7 @@ def told(*events: dict[str, Any]) -> list[dict[str, Any]]:
 def verdict_on(*events: dict[str, Any], letters: int = 0, runs: int = 1, sure: str = "t", archived: bool = False) -> Verdict:
     """The verdict if the task ran so often in its first attempt."""
     return judge(
-        told(*events),
+        recorded(*events),
         {"t"} if letters else set(),
         [{"id": "t", "attempt": 1}] * runs,
         [{"id": sure, "said": "published"}],

@@ -66,8 +66,8 @@ def judge(
             opened[event["outcome"]][event["task_id"]] += 1
         if event["outcome"] == "purged" and (event["task_id"], event["generation"]) not in archived:
             verdict.lost.append(f"{event['task_id']}/{event['generation']}: purged, and no archive has it")
-    for life, told in lives.items():
-        _judge_life(verdict, "/".join(map(str, life)), told)
+    for life, steps in lives.items():
+        _judge_life(verdict, "/".join(map(str, life)), steps)
     verdict.lives = len(lives)
     known = {life[0] for life in lives}
     sure = {line["id"] for line in ledger if line["said"] == "published"}
@@ -96,9 +96,9 @@ def _judge_letters(verdict: Verdict, lives: dict[Life, list[dict[str, Any]]], le
             verdict.lost.append(f"{task_id}/{last}: it died, and no dead-letter queue has it")
 
 
-def _judge_life(verdict: Verdict, name: str, told: list[dict[str, Any]]) -> None:
-    words = Counter(event["outcome"] for event in told)
-    ends = [event["outcome"] for event in told if event["outcome"] in TERMINAL]
+def _judge_life(verdict: Verdict, name: str, steps: list[dict[str, Any]]) -> None:
+    words = Counter(event["outcome"] for event in steps)
+    ends = [event["outcome"] for event in steps if event["outcome"] in TERMINAL]
     if not OPENING & words.keys():
         verdict.other.append(f"{name}: nothing opens it: {dict(words)}")
     closed = words["dead_lettered"] and (words["purged"] or words["discarded"])

@@ -122,8 +122,8 @@ def unaccounted(here: Shop, sent: dict[int, bytes]) -> list[bytes]:
     ran = {run["number"] for run in here.runs() if "number" in run} & sent.keys()
     asked = {json.loads(raw)["headers"].get(MARK) for raw in waiting} & sent.keys()
     unwanted = {number for number, raw in sent.items() if is_not_to_be_kept(raw)}
-    told = len(there), len(ran - there.keys()), len(asked), len(unwanted - there.keys() - ran)
-    print(f"up to {max(sent)}: {told[0]} kept in a dead-letter queue, {told[1]} ran, {told[2]} wait, {told[3]} discarded as asked")  # noqa: T201
+    alone, discarded = len(ran - there.keys()), len(unwanted - there.keys() - ran)
+    print(f"up to {max(sent)}: {len(there)} in a dead-letter queue, {alone} ran, {len(asked)} wait, {discarded} discarded as asked")  # noqa: T201
     elsewhere = ran | asked | unwanted
     return [raw for number, raw in sent.items() if there[number] > 1 or not (there[number] or number in elsewhere)]
 

@@ -137,10 +137,10 @@ def test_a_key_of_another_type_is_no_target(desk: Desk) -> None:
 def test_names_that_kombu_was_told_to_use_are_no_targets(any_server: Server) -> None:
     """The names of kombu's hashes on Redis (`unacked_key` and the like), whether the keys exist or not."""
     desk = Desk(any_server)
-    told = {"unacked_key": "held", "unacked_index_key": "held_index", "unacked_mutex_key": "held_mutex"}
-    desk.app.conf.broker_transport_options = told
+    names = {"unacked_key": "held", "unacked_index_key": "held_index", "unacked_mutex_key": "held_mutex"}
+    desk.app.conf.broker_transport_options = names
     desk.die()
-    for name in told.values():
+    for name in names.values():
         for words in (("redrive", "--create", "--to"), ("move", "--create", "--to")):
             done = desk.run("dlq", words[0], LETTERS, "--all", *words[1:], name)
             assert (done.exit_code, "is a name that kombu uses itself" in done.stderr) == (2, True), done.output

@@ -227,7 +227,7 @@ class Machine(RuleBasedStateMachine):
         when: dict[str, Any] = {"due_ms": now + hours * HOUR} if until else {"delay_ms": hours * HOUR}
         event = event_of(message, Outcome.DEFERRED)
 
-        def told() -> None:
+        def after() -> None:
             del self.books.held[tag]
             latest = now if until else self.transport.now_ms()
             self.books.wait(message, message.list_name, now + hours * HOUR, latest + hours * HOUR)
@@ -236,7 +236,7 @@ class Machine(RuleBasedStateMachine):
         def asked() -> str:
             return self.transport.defer(tag, message.list_name, self.raws[tag], task_id=message.task_id, event=event, **when)
 
-        self._carry_out(tag, asked, told, twice=twice)
+        self._carry_out(tag, asked, after, twice=twice)
 
     @precondition(lambda self: self.raws)
     @rule(which=WHICH, quarters=st.integers(1, 16), twice=st.booleans())
@@ -246,7 +246,7 @@ class Machine(RuleBasedStateMachine):
         message, own = self._message_of(tag), self.broker.began_ms + HOUR + quarters * HOUR // 4
         event = event_of(message, Outcome.REDELIVERY_SCHEDULED)
 
-        def told() -> None:
+        def after() -> None:
             del self.books.held[tag]
             due = self.books.take_slot(message.queue, own)
             self.books.wait(message, message.list_name, due, due)
@@ -256,7 +256,7 @@ class Machine(RuleBasedStateMachine):
             name, raw, pace = message.list_name, self.raws[tag], Pace(message.queue, A_SLOT_AN_HOUR)
             return self.transport.defer(tag, name, raw, task_id=message.task_id, event=event, due_ms=own, pace=pace)
 
-        self._carry_out(tag, asked, told, twice=twice)
+        self._carry_out(tag, asked, after, twice=twice)
 
     @precondition(lambda self: self.raws)
     @rule(which=WHICH, first=st.booleans(), over=st.booleans(), twice=st.booleans())
@@ -316,11 +316,11 @@ class Machine(RuleBasedStateMachine):
         if twice:
             assert self.transport.release(held) == 0
 
-    def _carry_out(self, tag: str, asked: Callable[[], Any], told: Callable[[], None], *, twice: bool) -> None:
+    def _carry_out(self, tag: str, asked: Callable[[], Any], after: Callable[[], None], *, twice: bool) -> None:
         expected = self.books.answer(tag)
         assert asked() == expected
         if expected == "done":
-            told()
+            after()
         if twice:
             assert asked() == self.books.answer(tag)
 

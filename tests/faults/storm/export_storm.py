@@ -216,14 +216,14 @@ def main(words: Sequence[str] | None = None) -> None:
         try:
             storm = Storm(server, given.to or str(folder / "out"), given.events, given.batch, given.seed)
             storm.rage(given.kills)
-            told = {"events": given.events, "kills": storm.kills, "left": storm.left, "written_again": storm.finish()}
+            report = {"events": given.events, "kills": storm.kills, "left": storm.left, "written_again": storm.finish()}
             with session() as spark:
                 books = storm.books(spark, folder)
         finally:
             server.kill()
-    told["books"] = {"events": books.events, "lives": books.lives, "balanced": books.balanced}
-    told["missing"] = given.events - books.events
-    sys.stdout.write(json.dumps(told) + "\n")
+    report["books"] = {"events": books.events, "lives": books.lives, "balanced": books.balanced}
+    report["missing"] = given.events - books.events
+    sys.stdout.write(json.dumps(report) + "\n")
     sys.exit(0 if books.balanced and books.events == given.events else 1)
 
 

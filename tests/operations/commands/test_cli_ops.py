@@ -111,8 +111,8 @@ def test_who_changed_what_by_a_command_is_recorded(desk: Desk) -> None:
         ("deferred", "eva"),
         ("deferred", "fay"),
     ]
-    told = desk.json("audit")[::-1]
-    assert [(each["actor"], each["act"], each["acted"]) for each in told] == [
+    records = desk.json("audit")[::-1]
+    assert [(each["actor"], each["act"], each["acted"]) for each in records] == [
         ("ana", "redrive", "begun"),
         ("ana", "redrive", "done"),
         ("ben", "purge", "begun"),
@@ -123,9 +123,9 @@ def test_who_changed_what_by_a_command_is_recorded(desk: Desk) -> None:
         ("eva", "promote", "done"),
         ("fay", "reschedule", "done"),
     ]
-    assert told[0]["why"] == "one first"
-    assert told[1]["result"] == {"matched": 1, "moved": 1}
-    assert told[6]["tasks"] == [waits[0]]
+    assert records[0]["why"] == "one first"
+    assert records[1]["result"] == {"matched": 1, "moved": 1}
+    assert records[6]["tasks"] == [waits[0]]
     assert [each["actor"] for each in desk.json("audit", "--by", "eva")] == ["eva"]
     assert [each["actor"] for each in desk.json("audit", "--letters", "--by", "ana")] == ["ana"]
     assert "one first" in desk.run("audit").stdout
@@ -140,8 +140,8 @@ def test_the_audit_of_one_operation_tells_its_whole_story(desk: Desk) -> None:
     desk.client.xadd(desk.keys.audit, {"other": b"\xff"})
     desk.client.xadd(desk.keys.audit, {"record": json.dumps({"actor": 1, "act": "redrive", "acted": "done", "queue": ""})})
     desk.json("ops", "abort", begun["id"], "--as", "cat")
-    told = desk.json("audit", "--operation", begun["id"][:8])
-    assert [(each["actor"], each["acted"]) for each in told] == [("cat", "aborted"), ("ana", "begun")]
+    records = desk.json("audit", "--operation", begun["id"][:8])
+    assert [(each["actor"], each["acted"]) for each in records] == [("cat", "aborted"), ("ana", "begun")]
     assert len(desk.json("audit")) == 3
 
 

@@ -36,8 +36,8 @@ def test_a_broker_that_says_nothing_has_no_finding() -> None:
 @pytest.mark.parametrize(("overdue", "found"), [(OVERDUE, []), (OVERDUE + 1, ["delays.overdue"])])
 def test_a_dispatcher_that_cannot_move_a_message_is_found(overdue: float, found: list[str]) -> None:
     """It leads, but a message is overdue."""
-    told = check_dispatcher(seen(queues=Queues({}, delayed=1, overdue=overdue, dispatchers=1)))
-    assert [each.name for each in told] == found
+    findings = check_dispatcher(seen(queues=Queues({}, delayed=1, overdue=overdue, dispatchers=1)))
+    assert [each.name for each in findings] == found
 
 
 def test_a_worker_that_does_not_answer_may_consume_a_queue() -> None:
@@ -57,13 +57,13 @@ def test_a_version_that_is_too_old_to_tell_is_another_one() -> None:
 
 def test_a_strangers_name_runs_in_no_fix() -> None:
     """A name in a suggested shell command is quoted as one word, and its control characters are escaped."""
-    told = [
+    findings = [
         *check_consumers(seen(queues=Queues({HOSTILE: 1}), fleet=Fleet())),
         *check_unread(seen(letters=[DeadLetterQueue(HOSTILE, "orders", 1, oldest_ms=0)])),
     ]
-    for each in told:
+    for each in findings:
         assert isinstance(each, Finding)
         assert harmless(each.fix)
         assert any("rm -rf" in word and "$(id)" in word for word in shlex.split(each.fix))
         assert harmless(each.what)
-    assert len(told) == 2
+    assert len(findings) == 2

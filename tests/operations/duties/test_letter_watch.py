@@ -200,8 +200,8 @@ def test_on_rabbitmq_a_watch_whose_broker_is_away_asks_again(rabbit: Rabbit, tmp
         watch.start()
         until(lambda: [line for line in lines if line["event"].startswith("letters.")], what="its first look")
         watch.stop()
-    told = [line for line in lines if line["event"].startswith("letters.")]  # other threads of this process may log, too
-    assert {(line["event"], line["log_level"]) for line in told} == {("letters.not_seen", "debug")}
+    events = [line for line in lines if line["event"].startswith("letters.")]  # other threads of this process may log, too
+    assert {(line["event"], line["log_level"]) for line in events} == {("letters.not_seen", "debug")}
 
 
 def test_a_worker_on_rabbitmq_watches(rabbit: Rabbit, tmp_path: Path) -> None:

@@ -166,8 +166,8 @@ def test_only_what_died_for_good_in_a_life_that_was_sent_counts() -> None:
         event("0", Outcome.REDELIVERY_SCHEDULED),
     ]
     own = [event("0", Outcome.DISCARDED), event("0", Outcome.DISCARDED), event("1", Outcome.EXPIRED), event("2", Outcome.REVOKED)]
-    told = [others, own]
-    fates = Fates(lambda _: told.pop(0))
+    batches = [others, own]
+    fates = Fates(lambda _: batches.pop(0))
     for task_id in "012":
         fates.sent(event(task_id, Outcome.REDRIVEN))
     fates.look()

@@ -52,10 +52,10 @@ def test_the_number_of_series_is_bounded(more: int) -> None:
     for number in range(5 + more):
         found.count(event(queue=f"q{number}"))
     found.count(event(queue="q0"))
-    told = counted(page_of(found.registry)[0].decode())
-    assert told["q0", "shop.pack", "succeeded", ""] == 2
-    assert sum(told.values()) == 6 + more
-    assert ((OTHER, OTHER, "succeeded", "") in told) == (more > 0)
+    counts = counted(page_of(found.registry)[0].decode())
+    assert counts["q0", "shop.pack", "succeeded", ""] == 2
+    assert sum(counts.values()) == 6 + more
+    assert ((OTHER, OTHER, "succeeded", "") in counts) == (more > 0)
 
 
 def test_names_of_strangers_make_no_series_and_move_no_cursor() -> None:

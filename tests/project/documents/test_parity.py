@@ -115,7 +115,7 @@ def test_fails():
 
 
 @pytest.mark.parametrize(
-    ("fine", "table", "words", "code", "told"),
+    ("fine", "table", "words", "code", "findings"),
     [
         (True, "test_either test_skipped", ("--full",), 1, ["was skipped"]),
         (True, "test_either test_skipped", ("--full", "-p", "xdist", "-n", "2", "--dist", "loadgroup"), 1, ["was skipped"]),
@@ -135,7 +135,7 @@ def test_a_whole_run_fails_where_a_named_test_was_skipped(
     table: str,
     words: tuple[str, ...],
     code: int,
-    told: list[str],
+    findings: list[str],
 ) -> None:
     """Also in several processes. Not in the quick lane, for a part of the tests, or after a failure."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # a new process takes long to start
@@ -156,7 +156,7 @@ def test_a_whole_run_fails_where_a_named_test_was_skipped(
     (pytester.path / "parity.md").write_text(" ".join(f"`{name}`" for name in table.split()))
     done = pytester.runpytest_subprocess("-p", "no:cacheprovider", *words)
     assert done.ret == code
-    assert [line.split()[-2:] for line in done.outlines if line.startswith("UNPROVED")] == [each.split()[-2:] for each in told]
+    assert [line.split()[-2:] for line in done.outlines if line.startswith("UNPROVED")] == [each.split()[-2:] for each in findings]
 
 
 # rows that no other test proves

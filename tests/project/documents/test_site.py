@@ -96,8 +96,8 @@ def items() -> list[dict[str, str]]:
 
 def test_a_search_that_finds_each_page_is_sound(tmp_path: Path) -> None:
     """The index splits the name of a setting into several words."""
-    told = [each | {"title": each["title"].replace(" ", "_"), "text": ""} for each in items()]
-    assert list(not_found(built(tmp_path, *told))) == []
+    index = [each | {"title": each["title"].replace(" ", "_"), "text": ""} for each in items()]
+    assert list(not_found(built(tmp_path, *index))) == []
 
 
 def test_what_the_search_does_not_find_is_named(tmp_path: Path) -> None:

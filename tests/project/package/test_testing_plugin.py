@@ -263,7 +263,7 @@ def test_misuse_is_told_in_a_line(pytester: pytest.Pytester) -> None:
 
 
 @pytest.mark.parametrize(
-    ("setting", "told"),
+    ("setting", "message"),
     first_quick(
         [
             ("redelivery_app =", "redelivery: no app is named: set redelivery_app = your.module:app"),
@@ -285,7 +285,7 @@ def test_misuse_is_told_in_a_line(pytester: pytest.Pytester) -> None:
         ]
     ),
 )
-def test_wrong_settings_are_told_in_a_line(pytester: pytest.Pytester, setting: str, told: str) -> None:
+def test_wrong_settings_are_told_in_a_line(pytester: pytest.Pytester, setting: str, message: str) -> None:
     """Without a traceback."""
     shop = """
         from celery import Celery
@@ -299,7 +299,7 @@ def test_wrong_settings_are_told_in_a_line(pytester: pytest.Pytester, setting: s
     """
     ini = f"[pytest]\npythonpath = .\n{setting}\n"
     result = suite(pytester, "def test_it(redelivery_worker): ...", shop=shop, ini=ini, errors=1)
-    result.stdout.fnmatch_lines([f"*{told}*"])
+    result.stdout.fnmatch_lines([f"*{message}*"])
     result.stdout.no_fnmatch_line("*Traceback*")
 
 

@@ -88,20 +88,20 @@ def without_modules(type_: str) -> str:
 def of_mypy(output: str) -> Iterator[tuple[str, int, str]]:
     """What mypy reported."""
     for line in output.splitlines():
-        told = json.loads(line)
-        if told["severity"] == "error":
-            yield told["file"], told["line"], told["code"]
-        elif (revealed := re.fullmatch(r'Revealed type is "(.+)"', told["message"])) is not None:
-            yield told["file"], told["line"], without_modules(revealed[1])
+        entry = json.loads(line)
+        if entry["severity"] == "error":
+            yield entry["file"], entry["line"], entry["code"]
+        elif (revealed := re.fullmatch(r'Revealed type is "(.+)"', entry["message"])) is not None:
+            yield entry["file"], entry["line"], without_modules(revealed[1])
 
 
 def of_pyright(output: str) -> Iterator[tuple[str, int, str]]:
     """What pyright reported."""
-    for told in json.loads(output)["generalDiagnostics"]:
-        file, line = Path(told["file"]).name, told["range"]["start"]["line"] + 1
-        if told["severity"] == "error":
-            yield file, line, told.get("rule", told["message"])
-        elif (revealed := re.fullmatch(r'Type of ".+" is "(.+)"', told["message"], re.DOTALL)) is not None:
+    for entry in json.loads(output)["generalDiagnostics"]:
+        file, line = Path(entry["file"]).name, entry["range"]["start"]["line"] + 1
+        if entry["severity"] == "error":
+            yield file, line, entry.get("rule", entry["message"])
+        elif (revealed := re.fullmatch(r'Type of ".+" is "(.+)"', entry["message"], re.DOTALL)) is not None:
             yield file, line, revealed[1]
 
 

@@ -221,7 +221,7 @@ def test_its_fields_are_a_layer_of_the_settings(app: Celery) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "message"),
     [
         ({"max_delivery_atempts": 3}, "@redeliver: unknown setting 'max_delivery_atempts'; did you mean 'max_delivery_attempts'?"),
         ({"stopp": stop_never}, "did you mean 'stop'?"),
@@ -233,11 +233,11 @@ def test_its_fields_are_a_layer_of_the_settings(app: Celery) -> None:
         ({"retry": asynchronous_retry_if_result(lambda _: True)}, "retry is asynchronous"),  # type: ignore[arg-type,return-value]
     ],
 )
-def test_wrong_options_are_refused_where_they_are_written(given: dict[str, Any], told: str) -> None:
+def test_wrong_options_are_refused_where_they_are_written(given: dict[str, Any], message: str) -> None:
     """The error is raised at import, before a task is made."""
     with pytest.raises(ConfigurationError) as refused:
         redeliver(**given)
-    assert told in str(refused.value)
+    assert message in str(refused.value)
     assert "\n" not in str(refused.value)
 
 

@@ -30,16 +30,16 @@ def test_settings_are_read_in_the_namespace_of_the_app() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "how", "told"),
+    ("given", "how", "message"),
     [
         ({"CELERY_REDELIVERY_MODE": "observe"}, {"namespace": "CELERY"}, r"redelivery_mode is not read: .* \{'mode': \.\.\.\}"),
         ({"redelivery": {}, "redelivery_queues": {}}, {}, r"redelivery_queues is not read"),
         ({"BROKER_URL": "redis://", "CELERY_REDELIVERY": {"mode": "observe"}}, {}, r"CELERY_REDELIVERY .* namespace='CELERY'"),
     ],
 )
-def test_settings_that_nobody_would_read_are_refused(given: dict[str, Any], how: dict[str, Any], told: str) -> None:
+def test_settings_that_nobody_would_read_are_refused(given: dict[str, Any], how: dict[str, Any], message: str) -> None:
     """Celery accepts every name: after `CELERY_REDELIVERY_MODE = "observe"` the worker would enforce its policies."""
-    with pytest.raises(ConfigurationError, match=told) as refused:
+    with pytest.raises(ConfigurationError, match=message) as refused:
         configured(given, **how).redelivery.settings  # noqa: B018 - reading is what refuses
     assert "\n" not in str(refused.value)
 

@@ -334,7 +334,7 @@ def broken(_state: RetryCallState) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("name", "strategy", "told"),
+    ("name", "strategy", "message"),
     [
         ("wait", broken, "@redeliver's wait= failed (ZeroDivisionError: mistake)"),
         ("stop", broken, "@redeliver's stop= failed"),
@@ -345,11 +345,11 @@ def broken(_state: RetryCallState) -> Any:
         ("wait", lambda: 5, "wait= failed (TypeError"),
     ],
 )
-def test_a_strategy_that_fails_loses_no_message(name: str, strategy: Any, told: str) -> None:
+def test_a_strategy_that_fails_loses_no_message(name: str, strategy: Any, message: str) -> None:
     """The error names the strategy, and has its cause and the decision of the plain policy."""
     with pytest.raises(StrategyFailed) as failed:
         asked({name: strategy}, settings={"queues": {"#": {"redelivery_delay": 6}}})
-    assert told in str(failed.value)
+    assert message in str(failed.value)
     assert failed.value.strategy == name
     assert failed.value.__cause__ is not None
     assert failed.value.decision == Redeliver(6.0)

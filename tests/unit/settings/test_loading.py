@@ -216,7 +216,7 @@ def test_text_in_the_environment_stays_text(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("conf", "told"),
+    ("conf", "message"),
     [
         ({"moed": "observe"}, "app.conf.redelivery: unknown setting 'moed'; did you mean 'mode'?"),
         ({"queus": {}}, "did you mean 'queues'?"),
@@ -242,16 +242,16 @@ def test_text_in_the_environment_stays_text(text: str) -> None:
         (["queues"], "app.conf.redelivery must be a table of settings"),
     ],
 )
-def test_wrong_settings_are_refused_with_one_line(conf: Any, told: str) -> None:
+def test_wrong_settings_are_refused_with_one_line(conf: Any, message: str) -> None:
     """At each level, one line says where the mistake is, what it is, and what was probably meant."""
     with pytest.raises(ConfigurationError) as refused:
         load(conf)
-    assert told in str(refused.value)
+    assert message in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize(
-    ("environ", "told"),
+    ("environ", "message"),
     [
         ({"REDELIVERY_MODDE": "observe"}, "did you mean 'REDELIVERY_MODE'?"),
         ({"REDELIVERY_DEFAULT_MAX_AGES": "1"}, "did you mean 'REDELIVERY_DEFAULT_MAX_AGE'?"),
@@ -268,11 +268,11 @@ def test_wrong_settings_are_refused_with_one_line(conf: Any, told: str) -> None:
         ({"REDELIVERY_CONFIG": "/nowhere/redelivery.toml"}, "/nowhere/redelivery.toml: cannot be read (No such file or directory)"),
     ],
 )
-def test_a_wrong_environment_is_refused_with_one_line(environ: dict[str, str], told: str) -> None:
+def test_a_wrong_environment_is_refused_with_one_line(environ: dict[str, str], message: str) -> None:
     """Variables get the same errors as keys. The error for broken JSON has the position."""
     with pytest.raises(ConfigurationError) as refused:
         RedeliverySettings.load(None, environ)
-    assert told in str(refused.value)
+    assert message in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
@@ -289,7 +289,7 @@ def test_variables_of_kubernetes_are_passed_over() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         (b'mode = "observe"\n[queues."#"\nmax_age = 1\n', "redelivery.toml, line 2: is not valid TOML"),
         (b'[queues."#"]\nmax_age = 1\nmax_age = 2\n', "redelivery.toml, line 3: is not valid TOML"),
@@ -298,13 +298,13 @@ def test_variables_of_kubernetes_are_passed_over() -> None:
         (b"moed = 1\n", "redelivery.toml: unknown setting 'moed'; did you mean 'mode'?"),
     ],
 )
-def test_a_broken_file_is_refused_with_its_name_and_line(tmp_path: Path, content: bytes, told: str) -> None:
+def test_a_broken_file_is_refused_with_its_name_and_line(tmp_path: Path, content: bytes, message: str) -> None:
     """The error names the file and, for a syntax error, the line."""
     file = tmp_path / "redelivery.toml"
     file.write_bytes(content)
     with pytest.raises(ConfigurationError) as refused:
         RedeliverySettings.load(environ={}, toml=file)
-    assert told in str(refused.value)
+    assert message in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
@@ -314,10 +314,10 @@ def test_fields_that_contradict_each_other_are_told_with_their_rows() -> None:
     assert settings.policy_for("quick").policy.cap == 5
     with pytest.raises(ConfigurationError) as refused:
         settings.policy_for("slow", "t")
-    told = str(refused.value)
-    assert told.startswith("queue 'slow', task 't': max_redelivery_delay (5 s) is below redelivery_delay (10 s)")
-    assert 'redelivery_delay from queues["slow"] (app.conf.redelivery)' in told
-    assert 'max_redelivery_delay from queues["#"] (app.conf.redelivery)' in told
+    message = str(refused.value)
+    assert message.startswith("queue 'slow', task 't': max_redelivery_delay (5 s) is below redelivery_delay (10 s)")
+    assert 'redelivery_delay from queues["slow"] (app.conf.redelivery)' in message
+    assert 'max_redelivery_delay from queues["#"] (app.conf.redelivery)' in message
 
 
 def test_general_settings_have_the_documented_defaults() -> None:

@@ -71,7 +71,7 @@ def test_no_duration_is_longer_than_a_hundred_years() -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "told"),
+    ("field", "value", "message"),
     [
         ("max_delivery_attempts", 0, "must be 1 or more, or -1 for no limit, not 0"),
         ("max_delivery_attempts", -2, "or -1 for no limit"),
@@ -109,12 +109,12 @@ def test_no_duration_is_longer_than_a_hundred_years() -> None:
         ("rules", {OSError: {"max_redelivery_delay": 0.5}}, "rules['OSError']: max_redelivery_delay (0.5 s) is below"),
     ],
 )
-def test_wrong_values_are_refused_with_one_line(field: str, value: Any, told: str) -> None:
+def test_wrong_values_are_refused_with_one_line(field: str, value: Any, message: str) -> None:
     """The error is one line, which names the field and the rule."""
     with pytest.raises(ConfigurationError) as refused:
         RedeliveryPolicy(**{field: value})
     line = str(refused.value)
-    assert told in line
+    assert message in line
     assert field in line
     assert "\n" not in line
 

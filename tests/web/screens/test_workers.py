@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tests.support.running import Shop
 
 
-def told(operator: Visitor, label: str) -> list[str]:
+def values_of(operator: Visitor, label: str) -> list[str]:
     """One column of the screen, by worker."""
     cells = re.findall(rf'<td[^>]* data-label="{label}">(.*?)</td>', operator.get("/workers").text, re.DOTALL)
     return [" ".join(unescape(re.sub(r"<[^>]+>", " ", each)).split()) for each in cells]
@@ -41,21 +41,21 @@ def test_what_runs_is_told_from_what_was_fetched_ahead_and_a_dead_worker_from_a_
     runs, *ahead = [here.send("waits", str(folder / "gate")) for _ in range(3)]
     until(lambda: here.runs(runs), 60, "the first task to run")
     operator = open_page(settings='{"lease": 3}').operator()
-    until(lambda: told(operator, "holds") == ["3"], 60, "the worker to hold all of them")
-    assert told(operator, "lease") == ["held"]
-    [said] = told(operator, "runs")
+    until(lambda: values_of(operator, "holds") == ["3"], 60, "the worker to hold all of them")
+    assert values_of(operator, "lease") == ["held"]
+    [said] = values_of(operator, "runs")
     assert re.fullmatch(rf"{runs[:8]} tests.support.shop.waits celery for \S+s", said), said
-    [said] = told(operator, "fetched ahead")
+    [said] = values_of(operator, "fetched ahead")
     assert (sorted(re.findall(r"[0-9a-f]{8}", said)), "or runs" in said) == (sorted(each[:8] for each in ahead), False), said
     worker.kill()
 
     def is_dead(visitor: Visitor) -> bool:
-        return told(visitor, "lease") == ["ended"]
+        return values_of(visitor, "lease") == ["ended"]
 
     for visitor in (operator, open_page(settings='{"lease": 3}').operator()):  # one has seen the worker alive, and one has not
-        assert [each == "held" for each in told(visitor, "lease")] == [False]
-        assert told(visitor, "runs") == ["it does not say"]
-        assert told(visitor, "fetched ahead")[0].count("or runs") == 3
+        assert [each == "held" for each in values_of(visitor, "lease")] == [False]
+        assert values_of(visitor, "runs") == ["it does not say"]
+        assert values_of(visitor, "fetched ahead")[0].count("or runs") == 3
         until(functools.partial(is_dead, visitor), 30, "the lease to end")
 
 

@@ -290,9 +290,9 @@ def test_a_letter_that_cannot_be_routed_is_kept_and_tried_again(rabbit: Rabbit, 
     ended = threading.Event()
     message = message_of(sealed(task_message("letter")), target=("", "DLQ.nowhere"))
     try:
-        with capture_logs() as told:
+        with capture_logs() as logs:
             move = transport.publisher.submit(Move(None, lambda _: ended.set(), message, ("", "DLQ.nowhere")))
-            until(lambda: any(line["event"] == "transition.unroutable" for line in told), what="it to be put aside")
+            until(lambda: any(line["event"] == "transition.unroutable" for line in logs), what="it to be put aside")
         assert not ended.is_set()
         with rabbit.connection() as connection:
             connection.default_channel.queue_declare("DLQ.nowhere", durable=True, auto_delete=False)
@@ -368,13 +368,13 @@ def test_a_move_that_the_broker_answers_with_an_error_does_not_repeat_the_others
         return True
 
     try:
-        with capture_logs() as told:
+        with capture_logs() as logs:
             moves = [move("before", ("", "there"), lambda _, __: going.wait(30))]
             refused = move("refused", ("missing", "there"), broken)
             moves += [move(str(number), ("", "there")) for number in range(10)]
             going.set()
             assert all(each.wait(30) for each in moves)
-            until(lambda: sum(line["event"] == "transition.failed" for line in told) >= 2, what="it to be tried again")
+            until(lambda: sum(line["event"] == "transition.failed" for line in logs) >= 2, what="it to be tried again")
             moves += [move(str(number), ("", "there")) for number in range(10)]
             assert all(each.wait(30) for each in moves)
     finally:
@@ -409,7 +409,7 @@ def test_what_the_broker_does_not_take_is_not_done_whatever_goes_with_it(
         return publisher.submit(Move(None, ignore, message_of(sealed(task_message(name)), target=where), where, prepare))
 
     try:
-        with capture_logs() as told:
+        with capture_logs() as logs:
             before = move("before", ("", "second"), hold)
             first = move("first", target, lambda _, __: True)
             second = move("second", ("", "second"), answered)
@@ -417,7 +417,7 @@ def test_what_the_broker_does_not_take_is_not_done_whatever_goes_with_it(
             assert before.wait(60)
             assert second.wait(60)
         assert (first.answer, second.answer) == (None, Answer.DONE)
-        assert [line["routing_key"] for line in told if line["event"] == "transition.unroutable"] == [target[1]]
+        assert [line["routing_key"] for line in logs if line["event"] == "transition.unroutable"] == [target[1]]
         with rabbit.connection() as connection:
             connection.default_channel.queue_delete(target[1])
             connection.default_channel.queue_declare(target[1], durable=True, auto_delete=False)

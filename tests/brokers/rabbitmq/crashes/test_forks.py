@@ -66,9 +66,9 @@ def dying(here: Shop, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     """Starts a worker that dies at a step, the `times`-th time, after it was given a named task, if any; returns the task's id."""
 
     def die(order: str, task: str = "", *args: Any, times: int = 1, queues: str = "celery") -> str:
-        with monkeypatch.context() as told:
-            told.setenv("CHAOS_KILLS", str(here.folder / "kills"))
-            told.setenv("CHAOS_ORDER", f"{order}:{times}")
+        with monkeypatch.context() as patch:
+            patch.setenv("CHAOS_KILLS", str(here.folder / "kills"))
+            patch.setenv("CHAOS_ORDER", f"{order}:{times}")
             worker = here.start("-Q", queues, pool="threads")
         task_id = str(here.app.send_task(f"tests.support.shop.{task}", args).id) if task else ""
         assert worker.process.wait(60) == -signal.SIGKILL, worker.text[-3000:]
@@ -242,10 +242,10 @@ def test_what_was_moved_and_not_recorded_is_delivered_again(
     rabbit.ctl(
         "set_policy", "full", "redelivery.outcomes", '{"max-length": 1, "overflow": "reject-publish"}', "--apply-to", "queues"
     )
-    with monkeypatch.context() as told:
+    with monkeypatch.context() as patch:
         if order:
-            told.setenv("CHAOS_KILLS", str(here.folder / "kills"))
-            told.setenv("CHAOS_ORDER", order)
+            patch.setenv("CHAOS_KILLS", str(here.folder / "kills"))
+            patch.setenv("CHAOS_ORDER", order)
         worker = here.start(pool="threads")
     if order:
         assert worker.process.wait(60) == -signal.SIGKILL, worker.text[-3000:]
@@ -307,10 +307,10 @@ def test_what_was_given_back_when_its_worker_died_runs_once(
     A rate limit keeps the tasks from running meanwhile, so that the broker confirms nothing else.
     """
     first, *waiting = [str(here.app.send_task("tests.support.shop.ok").id) for _ in range(4)]
-    with monkeypatch.context() as told:
-        told.setenv("CHAOS_KILLS", str(here.folder / "kills"))
-        told.setenv("CHAOS_ORDER", order)
-        told.setitem(here.conf, "task_annotations", {"tests.support.shop.ok": {"rate_limit": "1/h"}})
+    with monkeypatch.context() as patch:
+        patch.setenv("CHAOS_KILLS", str(here.folder / "kills"))
+        patch.setenv("CHAOS_ORDER", order)
+        patch.setitem(here.conf, "task_annotations", {"tests.support.shop.ok": {"rate_limit": "1/h"}})
         dying = here.start(pool="threads")
     here.ended(first, "succeeded")
     until(lambda: rabbit.depths()["celery"] == (0, 3), what="the others to be held")
@@ -377,10 +377,10 @@ def write(rabbit: Rabbit, *messages: amqp.Message) -> None:
 
 def answers(journal: Journal, digests: list[bytes]) -> dict[bytes, Successor]:
     """Ask the journal for these digests; the returned mapping fills as the answers come."""
-    told: dict[bytes, Successor] = {}
+    answered: dict[bytes, Successor] = {}
     for digest in digests:
-        journal.ask(digest, "celery", frozenset(), lambda known, _, digest=digest: told.update({digest: known}))  # type: ignore[misc]
-    return told
+        journal.ask(digest, "celery", frozenset(), lambda known, _, digest=digest: answered.update({digest: known}))  # type: ignore[misc]
+    return answered
 
 
 def test_each_word_is_found_and_no_other(rabbit: Rabbit, journal: Journal) -> None:
@@ -394,10 +394,10 @@ def test_each_word_is_found_and_no_other(rabbit: Rabbit, journal: Journal) -> No
     ]
     write(rabbit, entry(HAS_MOVED, digests[:50]), *nonsense, entry(HAS_MOVED, digests[50:98]), entry(HAS_ENDED, digests[99:100]))
     write(rabbit, entry(HAS_MOVED, digests[100:]), entry(IS_UNRECORDED, digests[100:]))
-    told = answers(journal, digests)
+    answered = answers(journal, digests)
     write(rabbit, entry(HAS_MOVED, [digests[98]]))
-    until(lambda: len(told) == len(digests), what="the answers")
-    assert [told[digest] for digest in digests] == [Successor.RECORDED] * 100 + [Successor.UNKNOWN]
+    until(lambda: len(answered) == len(digests), what="the answers")
+    assert [answered[digest] for digest in digests] == [Successor.RECORDED] * 100 + [Successor.UNKNOWN]
 
 
 @pytest.mark.full
@@ -410,12 +410,12 @@ def test_what_became_of_a_successor_tells_that_it_was_there(
     known, unknown, successor, other, third = (bytes([number]) * 16 for number in range(5))
     moves = [Moved(known, successor), Moved(unknown, other), Moved(other, third)]
     write(rabbit, entry(IS_MOVING, [move.moving for move in moves]))
-    told = answers(journal, [known, unknown])
+    answered = answers(journal, [known, unknown])
     time.sleep(4)  # longer than a reader waits for a digest: there must be no answer yet
-    assert told == {}
+    assert answered == {}
     write(rabbit, entry(kind, [successor]))
-    until(lambda: len(told) == 2, 30, "the answers")
-    assert told == {known: Successor.SEEN, unknown: Successor.UNKNOWN}
+    until(lambda: len(answered) == 2, 30, "the answers")
+    assert answered == {known: Successor.SEEN, unknown: Successor.UNKNOWN}
 
 
 def test_a_successor_is_waited_for_as_long_as_messages_wait_in_its_queue(
@@ -429,16 +429,16 @@ def test_a_successor_is_waited_for_as_long_as_messages_wait_in_its_queue(
         channel.queue_declare("celery", durable=True, auto_delete=False)
         channel.basic_publish(amqp.Message("another"), routing_key="celery")
         write(rabbit, entry(IS_MOVING, [Moved(seen, successor).moving, Moved(lost, none).moving]))
-        told = answers(journal, [seen, lost, b"never moved" + b"." * 5])
-        until(lambda: told, what="the first answer")
+        answered = answers(journal, [seen, lost, b"never moved" + b"." * 5])
+        until(lambda: answered, what="the first answer")
         later = answers(journal, [b"nor was this" + b"." * 4])
         until(lambda: later, what="the reader to have looked again")
-        assert list(told) == [b"never moved" + b"." * 5]
+        assert list(answered) == [b"never moved" + b"." * 5]
         write(rabbit, entry(HAS_ENDED, [successor]))
-        until(lambda: len(told) == 2, 30, "the answer")
+        until(lambda: len(answered) == 2, 30, "the answer")
         channel.queue_purge("celery")
-        until(lambda: len(told) == 3, 30, "the last answer")
-    assert (told[seen], told[lost]) == (Successor.SEEN, Successor.UNKNOWN)
+        until(lambda: len(answered) == 3, 30, "the last answer")
+    assert (answered[seen], answered[lost]) == (Successor.SEEN, Successor.UNKNOWN)
     gone: list[Successor] = []
     journal.ask(lost, "no queue", frozenset(), lambda known, _: gone.append(known))
     until(lambda: gone, what="the answer of a queue that is not there")
@@ -456,11 +456,11 @@ def test_a_letter_is_looked_for_in_no_queue_but_those_of_its_policy(rabbit: Rabb
         connection.default_channel.queue_declare("theirs", durable=True, auto_delete=False)
         connection.default_channel.basic_publish(message_of(sealed(letter), target=("", "theirs")), "", "theirs")
     write(rabbit, entry(IS_TURNING, [moved.turning]))
-    told: dict[str, tuple[Successor, Sequence[Event]]] = {}
+    answered: dict[str, tuple[Successor, Sequence[Event]]] = {}
     for name in ("DLQ.celery", "theirs"):
         asked = moved.digest, "celery", frozenset({name})
-        journal.ask(*asked, lambda known, events, name=name: told.update({name: (known, events)}))  # type: ignore[misc]
-        until(lambda name=name: name in told, what="the answer")  # type: ignore[misc]
+        journal.ask(*asked, lambda known, events, name=name: answered.update({name: (known, events)}))  # type: ignore[misc]
+        until(lambda name=name: name in answered, what="the answer")  # type: ignore[misc]
         with rabbit.connection() as connection:
             found = connection.default_channel.basic_get("theirs")
             assert found.delivery_info["redelivered"] == (name == "theirs")
@@ -468,8 +468,8 @@ def test_a_letter_is_looked_for_in_no_queue_but_those_of_its_policy(rabbit: Rabb
         with rabbit.connection() as connection:
             connection.default_channel.queue_purge("theirs")
             connection.default_channel.basic_publish(message_of(sealed(letter), target=("", "theirs")), "", "theirs")
-    assert told["DLQ.celery"] == (Successor.UNKNOWN, ())
-    known, (told_of,) = told["theirs"]
+    assert answered["DLQ.celery"] == (Successor.UNKNOWN, ())
+    known, (told_of,) = answered["theirs"]
     assert known is Successor.SEEN
     assert (told_of.task_id, told_of.outcome, told_of.reason, told_of.at_ms) == ("a", "dead_lettered", "rejected", 7)
 
@@ -483,12 +483,12 @@ def test_a_successor_that_is_long_in_coming_is_not_waited_for() -> None:
 
 def test_a_journal_that_cannot_be_read_holds_nobody_up(rabbit: Rabbit) -> None:
     """The answer is then "unknown", and the log says so."""
-    told: list[Successor] = []
+    answered: list[Successor] = []
     made = Journal(lambda: opened(rabbit), JOURNAL)  # never declared
     with capture_logs() as lines:
-        made.ask(b"w" * 16, "celery", frozenset(), lambda known, _: told.append(known))
-        until(lambda: told, what="the answer")
-    assert told == [Successor.UNKNOWN]
+        made.ask(b"w" * 16, "celery", frozenset(), lambda known, _: answered.append(known))
+        until(lambda: answered, what="the answer")
+    assert answered == [Successor.UNKNOWN]
     assert [line["event"] for line in lines] == ["journal.unread"]
     made.close()
 

@@ -95,9 +95,9 @@ def dies(here: Shop, rabbit: Rabbit) -> Callable[..., None]:
 def _run(here: Shop, order: str, *words: str) -> subprocess.CompletedProcess[str]:
     """One command, which dies at a step if it is told to."""
     role = "importer" if words[1] == "import" else words[1]
-    told = {"CHAOS_KILLS": str(here.folder / "kills"), "CHAOS_ORDER": f"{order}:1", "CHAOS_ROLE": role} if order else {}
+    variables = {"CHAOS_KILLS": str(here.folder / "kills"), "CHAOS_ORDER": f"{order}:1", "CHAOS_ROLE": role} if order else {}
     command = [sys.executable, "-m", "redelivery", "-A", here.module, *words]
-    given: Any = {"env": {**here.environment, **told}, "cwd": here.folder, "capture_output": True, "text": True}
+    given: Any = {"env": {**here.environment, **variables}, "cwd": here.folder, "capture_output": True, "text": True}
     return subprocess.run(command, **given, timeout=120, check=False)
 
 

@@ -88,8 +88,8 @@ def test_a_connection_that_breaks_makes_no_suspects(here: Shop, rabbit: Rabbit, 
         proxy.cut()
     ran(here, task_id, 4)
     assert not recorded(rabbit)
-    told = [(event.reason, event.attempt) for event in here.events_of(task_id) if event.outcome == "redelivery_scheduled"]
-    assert told == [("worker_lost", 1)] * 3
+    redeliveries = [(event.reason, event.attempt) for event in here.events_of(task_id) if event.outcome == "redelivery_scheduled"]
+    assert redeliveries == [("worker_lost", 1)] * 3
     worker.kill()  # the end of the worker itself is a crash
     here.start(concurrency=1)
     ran(here, task_id, 5)
@@ -175,10 +175,10 @@ def test_a_start_is_recorded_over_a_new_connection_where_the_old_one_is_gone(rab
     assert starts.has(f"{START}b")
     proxy.cut()
     is_there = False
-    with capture_logs() as told:
+    with capture_logs() as logs:
         starts.note(f"{START}c")
         assert not starts.has(f"{START}b")
-    assert [line["event"] for line in told] == ["start.unsure"] * 2
+    assert [line["event"] for line in logs] == ["start.unsure"] * 2
     starts.close()
 
 

@@ -47,20 +47,20 @@ def finished(app: Celery, name: str = "t") -> Any:
 
 
 @pytest.mark.parametrize(
-    ("broker", "told"),
+    ("broker", "words"),
     [
         ("redis://localhost:1/0", "it runs again"),
         ("amqp://localhost:1", "it runs again"),
         ("memory://", "a worker that is killed loses it, as now"),
     ],
 )
-def test_what_a_crash_does_to_a_task_is_said_as_the_broker_has_it(broker: str, told: str) -> None:
+def test_what_a_crash_does_to_a_task_is_said_as_the_broker_has_it(broker: str, words: str) -> None:
     """If the broker forgets a message when it delivers it, late acknowledgement cannot bring the message back."""
     app = make(broker)
     app.task(shared=False, name="t")(nothing())
     finished(app)
     (row,) = adoption_of(Redelivery(app)).changes
-    assert row.look_at[0].startswith(told)
+    assert row.look_at[0].startswith(words)
 
 
 @pytest.mark.parametrize("said", [True, False])

@@ -100,12 +100,12 @@ def test_events_are_sent_while_they_are_enabled(here: ControlShop) -> None:
     until(lambda: here.tell("heartbeat") is None and watcher.events, what="the watcher to hear")
     assert here.tell("enable_events") == {"ok": "task events enabled"}
     assert here.tell("disable_events") == {"ok": "task events disabled"}
-    untold = here.send("ok")
-    here.ended(untold, "succeeded")
+    unseen = here.send("ok")
+    here.ended(unseen, "succeeded")
     assert here.tell("enable_events") == {"ok": "task events enabled"}
-    told = here.send("ok")
-    until(lambda: "task-succeeded" in watcher.types(told), what="its success to be told")
-    assert watcher.types(untold) == []
+    seen = here.send("ok")
+    until(lambda: "task-succeeded" in watcher.types(seen), what="its success to be told")
+    assert watcher.types(unseen) == []
     assert here.tell("disable_events") == {"ok": "task events disabled"}
     watcher.close()
 

@@ -94,8 +94,8 @@ def test_failures_are_told_as_retries_and_the_last_one_as_a_failure(here: Contro
     """Each attempt is received and started, each redelivery is a `task-retried`, and `task-failed` comes once, at the end."""
     task_id = here.send("fails")
     until(lambda: "task-failed" in watcher.types(task_id), what="its failure to be told")
-    told = [each for each in watcher.types(task_id) if each != "task-sent"]
-    assert told == [*BEGUN, "task-retried", *BEGUN, "task-retried", *BEGUN, "task-failed"]
+    types = [each for each in watcher.types(task_id) if each != "task-sent"]
+    assert types == [*BEGUN, "task-retried", *BEGUN, "task-retried", *BEGUN, "task-failed"]
     by_type = {event["type"]: event for event in watcher.events if event.get("uuid") == task_id}
     assert by_type["task-received"]["retries"] == 2
     assert by_type["task-retried"]["exception"] == by_type["task-failed"]["exception"] == "RuntimeError('no')"

@@ -64,11 +64,11 @@ DEATHS: list[tuple[list[Any], dict[str, Any], type[Exception] | str, str, str]] 
 def test_the_caller_gets_the_right_exception_whatever_way_a_task_dies(forked: Trial) -> None:
     """`get()` raises what the task died of; its error callback is called once; its dead letter is kept, with the reason."""
     side = forked.ours
-    told = []
+    calls = []
     for verb, options, kind, text, reason in DEATHS:
         errback = side.sig("errback")
-        told.append((side.play(verb, queue="once", link_error=errback, **options), kind, text, reason))
-    for task_id, kind, text, reason in told:
+        calls.append((side.play(verb, queue="once", link_error=errback, **options), kind, text, reason))
+    for task_id, kind, text, reason in calls:
         caught = side.result(task_id).get(timeout=60, propagate=False)
         found = {each.__name__ for each in type(caught).__mro__}
         assert (kind if isinstance(kind, str) else kind.__name__) in found, (reason, repr(caught))
@@ -76,7 +76,7 @@ def test_the_caller_gets_the_right_exception_whatever_way_a_task_dies(forked: Tr
         assert side.result(task_id).state == "FAILURE"
         assert side.ended(task_id, "dead_lettered").reason == reason
         side.noted(task_id, "errback")
-    for task_id, *_ in told:
+    for task_id, *_ in calls:
         assert side.counts(task_id)["errback"] == 1
 
 
@@ -98,12 +98,12 @@ def test_a_dead_letter_names_the_exception_that_was_raised(forked: Trial, kind: 
 def test_celery_too_ends_with_these_exceptions(forked: Trial) -> None:
     """A plain worker reports the same exceptions, except for deaths that it would repeat for ever."""
     side = forked.plain
-    told = [
+    calls = [
         (side.play(verb, **options), kind)
         for verb, options, kind, _, reason in DEATHS
         if reason != "worker_lost" and verb != step("reject", requeue=True)
     ]
-    for task_id, kind in told:
+    for task_id, kind in calls:
         caught = side.result(task_id).get(timeout=60, propagate=False)
         found = {each.__name__ for each in type(caught).__mro__}
         assert (kind if isinstance(kind, str) else kind.__name__) in found, repr(caught)

@@ -98,13 +98,13 @@ def test_a_policys_limit_ends_endless_retries(trial: Trial, options: dict[str, A
 
 def test_autoretry_for_obeys_its_options(trial: Trial) -> None:
     """Its limits, its delays, the exceptions that it excludes, and the task's own calls of `retry`."""
-    told = {
+    expected = {
         "auto": [step("fail", kind="expected")],
         "auto_kwargs": [step("fail", kind="expected")],
         "auto_steady": [step("fail", kind="expected")],
         "auto_all": [step("fail", kind="value")],
     }
-    stories = {task: trial.tell(*steps, task=task) for task, steps in told.items()}
+    stories = {task: trial.tell(*steps, task=task) for task, steps in expected.items()}
     jitter = trial.ours.play(step("fail", kind="expected"), task="auto_jitter")
     mixed = [
         trial.tell(step("retry", max_retries=1), task="auto_short"),

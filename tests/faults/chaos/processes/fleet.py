@@ -196,8 +196,8 @@ class Fleet:
         number = len(self._processes)
         process = Process(role, order, self.folder / f"{role}-{number}.log")
         self._processes[number] = process
-        told = {"CHAOS_ORDER": str(order or ""), "CHAOS_ROLE": role, "CHAOS_CHILDREN": children, **(environment or {})}
-        line = json.dumps({"number": number, "argv": argv, "env": told, "log": str(process.log)}) + "\n"
+        variables = {"CHAOS_ORDER": str(order or ""), "CHAOS_ROLE": role, "CHAOS_CHILDREN": children, **(environment or {})}
+        line = json.dumps({"number": number, "argv": argv, "env": variables, "log": str(process.log)}) + "\n"
         assert self._fork_server.stdin is not None
         self._fork_server.stdin.write(line.encode())
         self._fork_server.stdin.flush()
@@ -210,11 +210,11 @@ class Fleet:
         name = f"w{len(self._processes)}@chaos"
         argv = ["worker", "-P", pool, "-c", "2", "-n", name, "-Q", queues, "-l", "INFO", "--without-gossip", "--without-mingle"]
         children = children if pool == "prefork" else ""
-        process = self.start("worker", argv, order, children=children, slot=slot, environment=self._told_besides(queues))
+        process = self.start("worker", argv, order, children=children, slot=slot, environment=self._more_variables(queues))
         process.name = name
         return process
 
-    def _told_besides(self, queues: str) -> Mapping[str, str]:  # noqa: ARG002 - another broker's workers are told more
+    def _more_variables(self, queues: str) -> Mapping[str, str]:  # noqa: ARG002 - another broker's workers are told more
         """Further environment variables of a worker of these queues."""
         return {}
 

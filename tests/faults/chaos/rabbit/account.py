@@ -69,17 +69,17 @@ def account(
     lying, unsent = Counter(letters), _unsent(list(ledger), died, made, {life[0] for life in lives})
     made.lives, made.twice = len(lives), sum(count > 1 for count in lying.values())
     generations = defaultdict(set)
-    for (task_id, _, generation, _), told in lives.items():
-        if any(event["outcome"] == "redriven" for event in told):
+    for (task_id, _, generation, _), steps in lives.items():
+        if any(event["outcome"] == "redriven" for event in steps):
             generations[task_id].add(generation)
-    for life, told in lives.items():
-        word = _word(told, lying[life], was_redriven=any(each > life[2] for each in generations[life[0]]))
-        if word == "lost" and life[0] in unsent and {event["outcome"] for event in told} == {"published"}:
+    for life, steps in lives.items():
+        word = _word(steps, lying[life], was_redriven=any(each > life[2] for each in generations[life[0]]))
+        if word == "lost" and life[0] in unsent and {event["outcome"] for event in steps} == {"published"}:
             word = NEVER_SENT
         if word != "balanced":
             made.words[life] = word
-        if word not in {"balanced", NEVER_SENT, *NAMED} or (word == "resurrected" and not _crashed(told)):
-            said = [f"{event['outcome']}({event['reason']})" for event in told]
+        if word not in {"balanced", NEVER_SENT, *NAMED} or (word == "resurrected" and not _crashed(steps)):
+            said = [f"{event['outcome']}({event['reason']})" for event in steps]
             made.faults.append(f"{life}: {word}: {said}")
     made.words |= dict.fromkeys(lying.keys() - lives.keys(), "phantom_dead_letter")
     _repeats(made, lives, notes)
@@ -95,8 +95,8 @@ def _lives(events: Iterable[Mapping[str, Any]]) -> dict[Life, list[Mapping[str, 
     return dict(lives)
 
 
-def _word(told: list[Mapping[str, Any]], lying: int, *, was_redriven: bool) -> str:  # noqa: PLR0911 - one for each word
-    words = Counter(str(event["outcome"]) for event in told)
+def _word(steps: list[Mapping[str, Any]], lying: int, *, was_redriven: bool) -> str:  # noqa: PLR0911 - one for each word
+    words = Counter(str(event["outcome"]) for event in steps)
     closed = words["dead_lettered"] and (words["purged"] or words["discarded"])
     ends = sum(words[each] for each in TERMINAL) - (1 if closed else 0)
     if not OPENING & words.keys():
@@ -109,16 +109,16 @@ def _word(told: list[Mapping[str, Any]], lying: int, *, was_redriven: bool) -> s
         return "phantom_dead_letter"
     if words["dead_lettered"] and not closed and not lying and not was_redriven:
         return "missing_dead_letter"
-    ended = next(event for event in told if event["outcome"] in TERMINAL)  # a later purge concerns the dead letter, not a delivery
-    again = [event for event in told if event["outcome"] == "redelivery_scheduled"]
+    ended = next(event for event in steps if event["outcome"] in TERMINAL)  # a later purge concerns the dead letter, not a delivery
+    again = [event for event in steps if event["outcome"] == "redelivery_scheduled"]
     if any(event["at_ms"] > ended["at_ms"] and event["delivery"] >= ended["delivery"] for event in again):
         return "resurrected"
     return "balanced"
 
 
-def _crashed(told: list[Mapping[str, Any]]) -> bool:
+def _crashed(steps: list[Mapping[str, Any]]) -> bool:
     """Whether a worker is known to have died with the message, or to have lost its connection."""
-    return any(event["outcome"] == "redelivery_scheduled" and event["reason"] == "worker_lost" for event in told)
+    return any(event["outcome"] == "redelivery_scheduled" and event["reason"] == "worker_lost" for event in steps)
 
 
 def _unsent(ledger: list[Mapping[str, Any]], died: Mapping[int, str], made: Account, known: set[str]) -> set[str]:
@@ -136,12 +136,12 @@ def _unsent(ledger: list[Mapping[str, Any]], died: Mapping[int, str], made: Acco
 def _repeats(made: Account, lives: Mapping[Life, list[Mapping[str, Any]]], notes: Iterable[Mapping[str, Any]]) -> None:
     """Which tasks ran twice for one attempt; each is named, by a `worker_lost` event or by its word."""
     named, redriven = {life[0] for life in made.words}, Counter[str]()
-    for life, told in lives.items():
-        for event in told:
+    for life, steps in lives.items():
+        for event in steps:
             redriven[life[0]] += event["outcome"] == "redriven"
             if event["outcome"] == "redelivery_scheduled" and event["reason"] == "worker_lost":
                 named.add(life[0])
-    published = Counter(life[0] for life, told in lives.items() for event in told if event["outcome"] == "published")
+    published = Counter(life[0] for life, steps in lives.items() for event in steps if event["outcome"] == "published")
     runs = Counter((note["id"], note.get("attempt", 1)) for note in notes if note.get("event") != "end")
     again = {task_id for (task_id, _), count in runs.items() if count > max(published[task_id], 1) + redriven[task_id]}
     made.repeats = len(again)

@@ -97,7 +97,7 @@ class RabbitFleet(Fleet):
         """Whether messages between two delay levels may still arrive: until then no queue counts them."""
         return self._restarted_at is not None and time.monotonic() < self._restarted_at + RESTORING
 
-    def _told_besides(self, queues: str) -> Mapping[str, str]:
+    def _more_variables(self, queues: str) -> Mapping[str, str]:
         """A worker that consumes the quorum queue knows it."""
         return {"CHAOS_QUORUM": "1" if QUORUM in queues.split(",") else ""}
 

@@ -65,14 +65,14 @@ class Turns(ABC):
 
     def go(self, *, seconds: float, kills: int = 0) -> None:
         """Work until so many were killed, every boundary was hit as planned, and every fault was done; at most so long."""
-        deadline, told = time.monotonic() + seconds, time.monotonic()
+        deadline, printed = time.monotonic() + seconds, time.monotonic()
         while time.monotonic() < deadline:
             self.turn()
             count = sum(self.kills.values())
             if count >= kills and not self.plan.missing and self.faults.is_through:
                 break
-            if time.monotonic() - told > 10:
-                told = time.monotonic()
+            if time.monotonic() - printed > 10:
+                printed = time.monotonic()
                 self._say(f"{count} kills, {self.faults.done.total()} faults, {len(self.plan.missing)} boundaries to go")
             time.sleep(0.02)  # the processes go on meanwhile
 
