@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 from typing import TYPE_CHECKING
 
 import h11
@@ -36,7 +38,11 @@ class Connection(H11Protocol):
 
 
 def serve(app: ASGIApp, listening: socket.socket) -> None:
-    """Serve on this socket. Addresses are not logged, because the login's address contains the token."""
+    """Serve on this socket. Addresses are not logged, because the login's address contains the token.
+
+    SIGTERM ends the process with exit code 0: uvicorn raises the signal again when it has stopped.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     config = uvicorn.Config(
         app,
         http=Connection,

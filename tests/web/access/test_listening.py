@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import socket
 from typing import TYPE_CHECKING
 
@@ -10,11 +12,15 @@ import pytest
 
 from redelivery.workers.cli.servers import web
 from redelivery.workers.web import server as serving
+from tests.support.page.web_page import WebPage
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from click.testing import Result
 
     from tests.support.desk import Desk
+    from tests.support.servers import Server
 
 WARNING = "it is reached from other machines over plain http: put a proxy with TLS before it"
 
@@ -47,6 +53,17 @@ def test_by_default_it_is_on_the_loopback_and_port_5151(desk: Desk, asked_for: l
     assert re.fullmatch(r"redelivery web: http://127\.0\.0\.1:\d+/login\?token=[\w-]{43}\n", done.stdout), done.stdout
     assert "it may only read" in done.stderr
     assert WARNING not in done.stderr
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_a_signal_ends_the_page_as_it_ends_the_other_servers(
+    server: Server, folder: Path, number: signal.Signals, code: int
+) -> None:
+    """A service manager that stops it sees no failure."""
+    environment = {**os.environ, "WEB_SHOP_BROKER": server.url}
+    with WebPage("tests.support.page.web_shop", folder, env=environment) as page:
+        page.process.send_signal(number)
+        assert page.process.wait(20) == code, page.log
 
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "2001:db8::1", "shop.example"])

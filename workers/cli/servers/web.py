@@ -66,7 +66,7 @@ def web(
     """The operator's page: causes, dead letters, delays, tasks and queues in a browser, and what the command line does with them.
 
     It listens on the loopback, and prints an address with a token to log in with. It reads only, until --allow says what it may do.
-    Behind a proxy that logs people in, name its header and its address. SIGTERM and SIGINT end it.
+    Behind a proxy that logs people in, name its header and its address. SIGTERM ends it with exit code 0, SIGINT with 130.
     """
     from ...web.access import ProxyLogin, TokenLogin, User  # noqa: PLC0415 - its dependencies are optional
     from ...web.page import Page  # noqa: PLC0415 - as above
