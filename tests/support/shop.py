@@ -113,9 +113,10 @@ def stalls(self: Any) -> None:
 
 
 @app.task(bind=True)
-def kills(self: Any, times: int = 10**6, *, group: bool = False) -> None:
-    """Kills its process, or its whole worker, `times` times."""
+def kills(self: Any, times: int = 10**6, *, group: bool = False, after: float = 0) -> None:
+    """Kills its process, or its whole worker, `times` times, each `after` seconds."""
     note(self.request.id)
+    time.sleep(after)
     runs = sum(1 for line in Path(os.environ["SHOP_RUNS"]).read_text().splitlines() if self.request.id in line)
     if runs <= times:
         (os.killpg(os.getpgid(0), signal.SIGKILL) if group else os.kill(os.getpid(), signal.SIGKILL))
