@@ -57,12 +57,19 @@ def test_what_a_killed_worker_held_is_delivered_again(place: Place) -> None:
 @pytest.mark.slow
 def test_a_task_that_kills_its_worker_every_time_dies_of_it_and_no_innocent_does(place: Place) -> None:
     """It dies as `worker_lost` when its attempts are used up. The other tasks that the worker held succeed."""
-    shop = place.shop(settings=SETTINGS)
+    shop, gate = place.shop(settings=SETTINGS), place.folder / "gate"
     innocents = [shop.send("ok")]
-    # A task that ended just before the kill may not be acknowledged yet: then it has begun, and its attempt counts. So wait.
-    poison = shop.send("kills", kwargs={"group": True, "after": 1})
+    poison = shop.send("kills", kwargs={"group": True, "gate": str(gate)})
     innocents += [shop.send("ok") for _ in range(4)]
-    kept_alive(shop, lambda: "dead_lettered" in shop.outcomes_of(poison), "the poison to die")
+
+    def has_died() -> bool:
+        """Let the poison kill when the success of each task before it is recorded: otherwise that attempt would count."""
+        runs = len(shop.runs(poison))
+        if runs and all("succeeded" in shop.outcomes_of(each) for each in innocents if shop.runs(each)):
+            gate.with_name(f"gate{runs}").touch()
+        return "dead_lettered" in shop.outcomes_of(poison)
+
+    kept_alive(shop, has_died, "the poison to die")
     letter = until(lambda: next(iter(shop.letters()), None), what="its letter")
     assert [each["headers"]["id"] for each in shop.letters()] == [poison]
     envelope = Envelope.of(letter["headers"])

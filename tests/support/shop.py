@@ -113,11 +113,12 @@ def stalls(self: Any) -> None:
 
 
 @app.task(bind=True)
-def kills(self: Any, times: int = 10**6, *, group: bool = False, after: float = 0) -> None:
-    """Kills its process, or its whole worker, `times` times, each `after` seconds."""
+def kills(self: Any, times: int = 10**6, *, group: bool = False, gate: str = "") -> None:
+    """Kills its process, or its whole worker, `times` times, each as soon as there is a file: `gate` and the number of the run."""
     note(self.request.id)
-    time.sleep(after)
     runs = sum(1 for line in Path(os.environ["SHOP_RUNS"]).read_text().splitlines() if self.request.id in line)
+    while gate and not Path(f"{gate}{runs}").exists():
+        time.sleep(0.02)
     if runs <= times:
         (os.killpg(os.getpgid(0), signal.SIGKILL) if group else os.kill(os.getpid(), signal.SIGKILL))
 
