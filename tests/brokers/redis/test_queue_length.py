@@ -15,6 +15,8 @@ from redelivery.middleware.messages.envelope import Envelope
 from redelivery.middleware.messages.events import Event, entries
 from redelivery.middleware.messages.steps import dead, sealed
 from redelivery.middleware.worker.lifecycle import begin
+from redelivery.settings import RedeliverySettings
+from redelivery.workers.brokers.redis import taken_keys
 from redelivery.workers.brokers.redis.transport import redis_of
 from redelivery.workers.duties.bounds.queue_bounds import QueueKeeper
 from tests.support.desk import task_message
@@ -302,3 +304,23 @@ def test_a_command_that_may_not_be_used_evicts_nothing(producer: Producer, comma
     assert producer.client.xlen("redelivery:outcomes") == recorded
     producer.keep()
     assert (producer.ids(), producer.ids("DLQ.bounded")) == (ids[1:], ids[:1])
+
+
+def test_a_queue_whose_key_is_another_programs_is_named_and_stops_no_other(any_server: Server) -> None:
+    """Nor does a taken dead-letter queue."""
+    taken_keys.warn_of_taken.cache_clear()
+    producer = Producer(any_server)
+    bounds = {"max_length": N, "max_time_to_live": 60.0, "auto_delete_dead_letter_resources": True}
+    producer.install.policies.__dict__["settings"] = RedeliverySettings.load(
+        {"queues": {"another": bounds, "emptied": bounds, "bounded": {"max_length": N}}}
+    )
+    for name in ("another", "emptied", "bounded"):
+        producer.app.amqp.queues.select_add(name)
+    producer.client.set("another", "a page of the cache")
+    producer.client.set("DLQ.emptied", "a page of the cache")
+    ids = producer.send(N + 1, plain=True)
+    with capture_logs() as logs:
+        producer.keep()
+    assert producer.ids() == ids[1:]
+    assert {line["key"] for line in logs if line["event"] == "queue.taken"} == {"another", "DLQ.emptied"}
+    producer.app.close()

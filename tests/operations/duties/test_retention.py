@@ -12,6 +12,7 @@ from structlog.testing import capture_logs
 from redelivery.errors import InputError
 from redelivery.middleware.messages.steps import sealed
 from redelivery.settings import RedeliverySettings
+from redelivery.workers.brokers.redis import taken_keys
 from redelivery.workers.duties.bounds.retention import BATCH, Retention
 from redelivery.workers.operations.letters.filter import Filter
 from redelivery.workers.operations.letters.redrive.redrive import redrive
@@ -63,6 +64,21 @@ def test_the_cap_is_exact(desk: Desk, tmp_path: Path, count: int) -> None:
     assert keeping(desk, tmp_path, max_dead_letters=5).step() == gone
     assert desk.ids(LETTERS) == ids[gone:]
     assert (archived(tmp_path), purges(desk)) == (ids[:gone], [(each, "max_length") for each in ids[:gone]])
+
+
+def test_a_dead_letter_queue_whose_key_is_another_programs_stops_no_other(desk: Desk, tmp_path: Path) -> None:
+    """The key is named in the log."""
+    taken_keys.warn_of_taken.cache_clear()
+    ids = copies(desk, 6)
+    keeper = keeping(desk, tmp_path, max_dead_letters=5)
+    desk.install.app.amqp.queues.select_add("another")
+    desk.client.set("DLQ.another", "a page of the cache")
+    rules = keeper._rules()
+    keeper.__dict__["_rules"] = lambda: dict(sorted(rules.items()))  # the taken one comes first
+    with capture_logs() as logs:
+        assert keeper.step() == 1
+    assert desk.ids(LETTERS) == ids[1:]
+    assert [line["key"] for line in logs if line["event"] == "queue.taken"] == ["DLQ.another"]
 
 
 def test_more_than_a_batch_goes_too(desk: Desk, tmp_path: Path) -> None:

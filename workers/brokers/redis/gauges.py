@@ -11,7 +11,7 @@ from redis.exceptions import ResponseError
 
 from ...letters import Letter
 from ...ports import Gauge
-from .pages import is_taken, warn_of_taken
+from .taken_keys import is_taken, warn_of_taken
 from .transport import OnRedis
 
 if TYPE_CHECKING:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import itertools
 from collections import Counter, deque
@@ -12,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from redelivery.middleware.brokers.redis.scripts import text_of
 from redelivery.middleware.brokers.redis.stores import Under
-from redelivery.middleware.logs import log
 from redelivery.middleware.ports import Answer
 
 from ...letters import Letter, may_be
 from ...ports import DeadLetterQueue, Halted, LetterPage
 from .pages import list_pages
+from .taken_keys import is_list, warn_of_taken_letters
 from .transport import OnRedis
 
 if TYPE_CHECKING:
@@ -39,7 +38,6 @@ PAGE = 1000
 MAX_BYTES = 8 * 1024 * 1024
 #: Number of recent pages whose dead letters are remembered, by digest.
 REMEMBERED_PAGES = 20
-TAKEN = "something else uses this key, and no dead letter is in it: rename or delete the key, or set another dead_letter_queue"
 
 
 class RedisLetterStore(OnRedis):
@@ -61,9 +59,9 @@ class RedisLetterStore(OnRedis):
                 pipe.type(self._keys.list(name))
             kinds = {name: text_of(kind) for name, kind in zip(names, pipe.execute(), strict=True)}
         for name, kind in kinds.items():
-            if kind not in {"none", "list"}:
-                _warn_of_taken(name, self._keys.list(name), kind)
-        return {name: origin for name, origin in names.items() if kinds[name] in {"none", "list"}}
+            if not is_list(kind):
+                warn_of_taken_letters(name, self._keys.list(name), kind)
+        return {name: origin for name, origin in names.items() if is_list(kinds[name])}
 
     def is_consumed(self, name: str) -> bool:
         """Return whether workers with redelivery wait for this queue, or did so in the last thirty days."""
@@ -129,12 +127,6 @@ class RedisLetterStore(OnRedis):
             return None
         ident, token, follows = self._claim
         return Under(self._keys.operation(ident), self._keys.followed(ident) if follows() else None, token)
-
-
-@functools.lru_cache
-def _warn_of_taken(name: str, key: str, kind: str) -> None:
-    """Log that something else uses the key: once in a process, which may ask again and again."""
-    log.warning("dead_letter_queue.taken", dead_letter_queue=name, key=key, type=kind, why=TAKEN)
 
 
 def _summary(name: str, origin: str, count: Any, sample: Any, oldest: Any) -> DeadLetterQueue:

@@ -2,18 +2,13 @@
 
 An element may come twice. An element that stays from the first page to the last is not missed: if another element is removed from a
 list, the later ones move, so each page begins with the last element of the page before. If it is not there, the reader goes back.
-
-A key of another type under the name of a queue holds no message, and must not hide those of the other queues.
 """
 
 from __future__ import annotations
 
-import functools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from redis.exceptions import ResponseError
-
-from redelivery.middleware.logs import log
+from .taken_keys import is_taken, warn_of_taken
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,18 +22,6 @@ PAGE, FIRST_PAGE, MAX_BYTES = 400, 100, 1024 * 1024
 FIELDS = 250
 #: How often a reader goes back before it accepts the page that it gets: clients may empty a list from both ends.
 MAX_RETURNS = 1000
-TAKEN = "something else uses this key: rename or delete the key, or give the queue another name"
-
-
-def is_taken(answer: Any) -> bool:
-    """Return whether the broker answered that the key of a queue has another type."""
-    return isinstance(answer, ResponseError) and "WRONGTYPE" in str(answer)
-
-
-@functools.lru_cache
-def warn_of_taken(key: str) -> None:
-    """Log that something else uses the key of a queue: once in a process, which may ask again and again."""
-    log.warning("queue.taken", key=key, why=TAKEN)
 
 
 def list_pages(client: Redis, key: str, page: int = PAGE) -> Iterator[tuple[int, list[bytes]]]:

@@ -26,6 +26,7 @@ from redelivery.middleware.messages.steps import opened
 from redelivery.middleware.messages.ttl import PUBLISHED, expiry_ms, milliseconds
 from redelivery.settings import DEFAULT_QUEUE
 
+from ...brokers.redis.taken_keys import leaving_out_taken
 from ...brokers.redis.transport import redis_of
 from ..duty import Duty
 
@@ -55,7 +56,7 @@ class QueueKeeper(Duty):
 
     def step(self) -> None:
         """Look once. Raises the broker's errors."""
-        queues = self._runtime.app.amqp.queues
+        queues, transport = self._runtime.app.amqp.queues, redis_of(self._runtime)
         self._quiet = {queue: looks - 1 for queue, looks in self._quiet.items() if looks > 1}
         policies = {queue: self._runtime.policies.policy_for(queue) for queue in list(queues)}
         kept = {
@@ -64,12 +65,18 @@ class QueueKeeper(Duty):
         for queue, policy in policies.items():
             if not policy.enabled or queue in kept:
                 continue
-            if policy.max_time_to_live is not None:
-                self._end_expired(queue)
-            if policy.max_length is not None:
-                self._keep_within(queue, policy, policy.max_length)
-            if policy.auto_delete_dead_letter_resources:
-                self._forget_empty(queue, policy)
+            targets = policy.dead_letter_queue_for(queue), policy.expiry_queue_for(queue)
+            names = [name for each in (queue, *targets) if each is not None for name in transport.keys.list_names(each)]
+            with leaving_out_taken(transport.client, map(transport.keys.list, names)):
+                self._keep(queue, policy)
+
+    def _keep(self, queue: str, policy: RedeliveryPolicy) -> None:
+        if policy.max_time_to_live is not None:
+            self._end_expired(queue)
+        if policy.max_length is not None:
+            self._keep_within(queue, policy, policy.max_length)
+        if policy.auto_delete_dead_letter_resources:
+            self._forget_empty(queue, policy)
 
     def _keep_within(self, queue: str, policy: RedeliveryPolicy, most: int) -> None:
         transport = redis_of(self._runtime)

@@ -22,6 +22,7 @@ from redelivery.middleware.logs import log
 from redelivery.middleware.messages.events import Reason
 from redelivery.middleware.ports import Answer
 
+from ...brokers.redis.taken_keys import leaving_out_taken
 from ...brokers.redis.transport import redis_of
 from ...letters import Letter
 from ...operations.letters import dead_letters
@@ -88,10 +89,11 @@ class Retention(Duty):
     def step(self) -> int:
         """Look once at every dead-letter queue; return how many were removed. Raises the broker's and the archive's errors."""
         is_thorough = time.monotonic() - self._thorough >= THOROUGHLY_EVERY
-        gone = 0
+        gone, transport = 0, redis_of(self._runtime)
         for name, rule in self._rules().items():
-            gone += self._purge_expired(name, rule, is_thorough=is_thorough)
-            gone += self._purge_excess(name, rule)
+            with leaving_out_taken(transport.client, [transport.keys.list(name)]):
+                gone += self._purge_expired(name, rule, is_thorough=is_thorough)
+                gone += self._purge_excess(name, rule)
         if is_thorough:
             self._thorough = time.monotonic()
         return gone
