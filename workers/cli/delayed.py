@@ -30,6 +30,7 @@ from .ops.acting import NEEDS_YES, acting, detaching, is_confirmed, is_terminal
 from .ops.ops import print_begun
 from .terminal.options import SECONDS, milliseconds_of
 from .terminal.output import Column, facts, lines, print_json, say, table
+from .terminal.progress import Progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -224,15 +225,24 @@ def cancel(
     recorded = recording(
         context.transport, Act.CANCEL, queue, actor=actor, why=why, chosen=chosen, options=wanted.to_dict(), dry_run=dry_run
     )
-    with recorded as result:
-        done = cancel_waiting(context.runtime, queue, chosen, dry_run=dry_run, limit=limit, actor=actor)
+    words = doing.words[dry_run]
+    with recorded as result, Progress() as progress:
+        done = cancel_waiting(
+            context.runtime,
+            queue,
+            chosen,
+            dry_run=dry_run,
+            limit=limit,
+            on_progress=lambda so_far: progress.say(f"{so_far.moved} {words}, {so_far.looked_at} of {so_far.total} looked at"),
+            actor=actor,
+        )
         result.update(result_of(done))
     if not done.matched:
         require_tasks(context, "there is no delayed message", tasks)
     if context.as_json:
         print_json({"queue" if name == "dead_letter_queue" else name: value for name, value in done.to_dict().items()})
         return
-    say(f"{counted(done.moved, 'message', 'messages')} {doing.words[dry_run]}.")
+    say(f"{counted(done.moved, 'message', 'messages')} {words}.")
     for reason, count in done.left.most_common():
         say(f"{counted(count, 'message', 'messages')} {'stays' if count == 1 else 'stay'}: {reason}.")
     if done.gone:

@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -80,6 +81,27 @@ def test_a_long_redrive_that_is_interrupted_says_how_far_it_came(command: Comman
     assert moved + int(desk.client.llen(LETTERS)) == 100
     said = int(err.splitlines()[-1].split()[1])
     assert moved - 2 <= said <= moved  # the batch that had been sent
+
+
+def test_a_long_cancel_that_is_interrupted_says_how_far_it_came(command: Command, desk: Desk) -> None:
+    """Each task is either delayed or recorded as cancelled, and the text has their number."""
+    for number in range(3000):
+        desk.delay(task_message(f"task-{number}"), 3_600_000)
+    process = command.start("-A", "shopfront", "delayed", "cancel", "--all", "--yes")
+
+    while desk.client.zcard(desk.keys.due(QUEUE)) == 3000:
+        assert process.poll() is None
+    desk.client.client_pause(60_000, all=False)  # the next cancel waits for its answer
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.2)
+    desk.client.client_unpause()
+    out, err = process.communicate(timeout=120)
+    assert (process.returncode, out) == (130, "")
+    words = err.splitlines()[-1].split()
+    assert (words[0], words[2:3], words[-4:]) == ("interrupted:", ["cancelled,"], ["of", "3000", "looked", "at"]), err
+    cancelled = sum(event.outcome == "cancelled" for event in desk.events)
+    assert cancelled + int(desk.client.zcard(desk.keys.due(QUEUE))) == 3000
+    assert cancelled - 1 <= int(words[1]) <= cancelled < 3000
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])

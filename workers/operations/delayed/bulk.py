@@ -61,17 +61,17 @@ def cancel_waiting(
     result.total = sum(count for name, count in store.totals().items() if not queue or name == queue)
     evenly = Evenly(None if dry_run else rate, context.sleep)
     try:
+        on_progress(result)
         for page in store.pages(queue or None):
             for each in page:
                 if result.is_full(limit):
                     return result
-                if not _is_chosen(each, chosen, result, context):
-                    continue
-                evenly.wait(1)
-                answer = Answer.DONE if dry_run else cancel(runtime, each, actor=actor, store=store)
-                result.moved += answer is Answer.DONE
-                result.gone += answer is not Answer.DONE
-            on_progress(result)
+                if _is_chosen(each, chosen, result, context):
+                    evenly.wait(1)
+                    answer = Answer.DONE if dry_run else cancel(runtime, each, actor=actor, store=store)
+                    result.moved += answer is Answer.DONE
+                    result.gone += answer is not Answer.DONE
+                on_progress(result)
     except BROKER_ERRORS as exc:
         raise result.cut_short(exc) from exc
     return result
