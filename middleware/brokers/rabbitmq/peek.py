@@ -100,6 +100,10 @@ class Look:
             if following is not None:
                 self._ahead.append(following)
 
+    def settle(self) -> None:
+        """Wait until the broker has all acknowledgements. Raises what the connection raises."""
+        self._channel.queue_declare(self.queue, passive=True)
+
     def _next(self) -> Found | None:
         try:
             message = self._channel.basic_get(self.queue)

@@ -8,8 +8,8 @@
 4. The caller gets the answer, and acknowledges the delivery.
 
 If the connection breaks, unconfirmed messages are published again, and events keep their ids. If the broker has taken a delivery
-back meanwhile (its channel is gone), its move is refused before anything is published. An operator's move is not published again:
-the dead letter stays, and the journal tells the next command whether the message arrived (`UNSURE`).
+back meanwhile (its channel is gone), its move is refused before anything is published. An operator's move is not published again
+(`UNSURE`): the old message stays. The journal tells the next command whether a dead letter arrived.
 
 Limits: if a worker dies between two steps, the message is delivered again. It runs twice if its successor was published without an
 entry. If the worker dies in the milliseconds between the first entry and the first refusal, a move has no event.
@@ -347,7 +347,7 @@ class Publisher:
             self._confirmed()
         except GONE:
             for number in sent.keys() & self._confirms.open:
-                if not sent[number].may_wait and sent[number].moved is not None:
+                if not sent[number].may_wait:
                     sent[number].end(Answer.UNSURE)
             raise
         finally:

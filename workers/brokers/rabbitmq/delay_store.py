@@ -4,9 +4,10 @@ Each level is a queue for one bit of the delay. A message waits in the levels of
 that order, so a message that moves on meanwhile is seen at least once. Reading holds the messages for a moment, so they may leave
 their level that much later, never earlier. Due times come from the messages' headers, because a level does not report them.
 
-Limits: due times are whole seconds, rounded up. At most `MAX_HELD` messages of each level are seen, and a search reads all levels.
-`glance` reads at most `GLANCED` messages, from the lowest levels, which are due first; a message that moves down meanwhile may be
-missed.
+Limits: if the connection breaks during a change, or the command dies, the old message may stay and the new one may be there, too:
+no journal is kept. Due times are whole seconds, rounded up. At most `MAX_HELD` messages of each level are seen, and a search reads
+all levels. `glance` reads at most `GLANCED` messages, from the lowest levels, which are due first; a message that moves down
+meanwhile may be missed.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import amqp
+from amqp.exceptions import AMQPError
 
 from redelivery.errors import BrokerUnavailable
 from redelivery.middleware.brokers.rabbitmq.delays import waiting
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from kombu import Connection
 
     from redelivery.middleware.brokers.rabbitmq.names import AmqpNames
+    from redelivery.middleware.brokers.rabbitmq.peek import Found
     from redelivery.middleware.brokers.rabbitmq.transport import AmqpTransport
     from redelivery.middleware.messages.events import Event
 
@@ -43,6 +46,11 @@ BEFORE_ADDRESS = 2 * BITS
 GLANCED = 500
 #: The maximum seconds until the broker confirms a message.
 TIMEOUT = 30.0
+#: The error if it is not known whether the change was carried out and the old message removed.
+NOT_SURE = (
+    "the broker did not answer: the message {what}, and may wait as before, too: "
+    "`redelivery task show {task_id}` says where it is, before you run this again"
+)
 
 
 class AmqpDelayStore:
@@ -142,11 +150,22 @@ class AmqpDelayStore:
                     for found in look:
                         if _digest(found.raw) != digest:
                             continue
-                        answer = carry_out(self._transport, event, message, target)
-                        if answer is Answer.DONE:
-                            look.take(found)
-                        return answer
+                        return self._replace(look, found, event, message, target)
         return Answer.ALREADY
+
+    def _replace(self, look: Look, found: Found, event: Event, message: bytes | None, target: tuple[str, str]) -> Answer:
+        """Publish and record the change, then remove the old message. Raises `BrokerUnavailable` if it may be there, too."""
+        try:
+            answer = carry_out(self._transport, event, message, target)
+            if answer is Answer.DONE:
+                look.take(found)
+                look.settle()
+        except (OSError, AMQPError, BrokerUnavailable):
+            answer = Answer.UNSURE
+        if answer is Answer.UNSURE:
+            what = "may be recorded as cancelled" if message is None else "may have been moved"
+            raise BrokerUnavailable(NOT_SURE.format(what=what, task_id=event.task_id))
+        return answer
 
 
 def _require_publications(connection: Connection) -> None:

@@ -20,7 +20,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from redelivery.errors import BrokerError
+from redelivery.errors import BrokerError, BrokerUnavailable
 from redelivery.middleware.brokers.rabbitmq.journal.entries import Moved, digest_of, moved_of
 from redelivery.middleware.brokers.rabbitmq.journal.letter_look import await_looks, mark_held
 from redelivery.middleware.brokers.rabbitmq.messages import home_of, message_of
@@ -243,6 +243,7 @@ def carry_out(transport: AmqpTransport, event: Event, message: bytes | None, tar
 def answer_of(moves: Sequence[Move], until: float) -> Answer:
     """Wait for all moves, at most until this monotonic time: `DONE` if each is. Raises `BrokerError` if one is not confirmed."""
     if not all(move.wait(until - time.monotonic()) for move in moves):
-        raise BrokerError(str(next((each.failure for each in moves if each.failure is not None), UNCONFIRMED)))
+        failure = next((each.failure for each in moves if each.failure is not None), None)
+        raise BrokerUnavailable(UNCONFIRMED) if failure is None else BrokerError(str(failure))
     answers = {move.answer for move in moves}
     return Answer.DONE if answers <= {Answer.DONE} else Answer.UNSURE if Answer.UNSURE in answers else Answer.MISSING
