@@ -6,9 +6,10 @@ from __future__ import annotations
 def broker_message(exc: BaseException) -> str | None:
     """Return the line for an error of the broker; None for any other error."""
     from amqp.exceptions import AccessRefused, AMQPError  # noqa: PLC0415 - only when something went wrong
+    from kombu.exceptions import OperationalError  # noqa: PLC0415 - only when something went wrong
     from redis import exceptions as redis  # noqa: PLC0415 - only when something went wrong
 
-    if not isinstance(exc, (redis.RedisError, AMQPError, ConnectionError, TimeoutError)):
+    if not isinstance(exc, (redis.RedisError, AMQPError, OperationalError, ConnectionError, TimeoutError)):
         return None
     if isinstance(exc, redis.ConnectionError) and str(exc) == "Too many connections":  # redis-py's, of a pool that has no more
         return "the broker answers slowly, and all connections to it are in use: raise max_connections in broker_transport_options"
@@ -21,6 +22,7 @@ def broker_message(exc: BaseException) -> str | None:
         redis.TimeoutError: "the broker does not answer in time: is it overloaded, or is the network down?",
         redis.ConnectionError: "the broker does not answer any more: is it running?",
         AccessRefused: "the broker's user has no right to do that: grant it, or use another user in broker_url",
+        OperationalError: "the broker does not answer any more: is it running?",
         AMQPError: "the broker refused, or does not answer any more: is it running?",
         ConnectionError: "the broker does not answer any more: is it running?",
         TimeoutError: "the broker does not answer in time: is it overloaded, or is the network down?",

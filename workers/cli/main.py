@@ -20,7 +20,7 @@ from redelivery.errors import RedeliveryError
 
 from ..brokers.broker_words import broker_message
 from .context import Context, general
-from .terminal.output import print_error, usage_message, write_no_more
+from .terminal.output import is_unread, print_error, usage_message, write_no_more
 from .terminal.screen import screen_options
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class _Errors:
             return
         if isinstance(exc, (KeyboardInterrupt, click.Abort)):
             self._ctx.exit(INTERRUPTED)
-        if isinstance(exc, BrokenPipeError):
+        if isinstance(exc, BrokenPipeError) and is_unread():
             write_no_more()
             self._ctx.exit(0)
         line = message_of(exc)

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from amqp.exceptions import AMQPError, NotFound
+from kombu.exceptions import OperationalError
 
 from .messages import delivery_count, envelope_of
 
@@ -76,7 +77,7 @@ class Look:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(OSError, AMQPError):  # then the broker puts back what was held
+        with contextlib.suppress(OSError, AMQPError, OperationalError):  # then the broker puts back what was held
             if self._tags:
                 self._meet_the_rest()
                 self._give_back()

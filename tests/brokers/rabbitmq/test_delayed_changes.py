@@ -1,7 +1,8 @@
-"""An operator changes a delayed message on RabbitMQ while the connection breaks: at most one more is made, and the command says so."""
+"""An operator changes a delayed message on RabbitMQ while the connection breaks: the command says so, and does nothing again."""
 
 from __future__ import annotations
 
+import errno
 import socket
 from typing import TYPE_CHECKING
 
@@ -52,7 +53,7 @@ def places(rabbit: Rabbit) -> tuple[int, int]:
 def test_a_change_whose_answer_is_lost_is_not_made_twice(
     rabbit: Rabbit, desk: Desk, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
 ) -> None:
-    """The broker has the new message or the event, and its answer is lost. A message is not published again; an event counts once."""
+    """The broker has the new message or event, and its answer is lost. No message is published again; an event counts once."""
     confirmed, lost = Publisher._confirmed, list[int]()
 
     def broken(publisher: Publisher) -> None:
@@ -91,3 +92,36 @@ def test_a_change_whose_acknowledgement_is_lost_says_so(
     assert (done.exit_code, done.stdout) == (2, "")
     assert NOT_SURE.format(what=what, task_id=TASK) in done.stderr
     until(lambda: sum(places(rabbit)) == 1 + (words[0] != "cancel"), what="the old message to be back")
+
+
+def test_many_that_are_cancelled_are_counted_when_the_connection_breaks(
+    rabbit: Rabbit, desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The node ends, and cannot be reached again: no traceback."""
+    take = Look.take
+
+    def broken(look: Look, found: Found) -> None:
+        connection = look._connection
+        connection.connection.transport.sock.shutdown(socket.SHUT_RDWR)
+        connection.collect()
+        connection.hostname, connection.port = "127.0.0.1", 1
+        take(look, found)
+
+    monkeypatch.setattr(Look, "take", broken)
+    done = desk.run("delayed", "cancel", "--all", "--yes")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr.startswith("redelivery: error: the cancel stopped when 0 messages had been cancelled: "), done.stderr
+    assert done.stderr.endswith("run the same command again to continue\n")
+    until(lambda: places(rabbit) == (1, 0), what="the old message to be back")
+
+
+def test_a_broken_connection_to_the_broker_is_no_reader_that_has_gone(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both raise `BrokenPipeError`. A command whose connection breaks ends with an error, and not silently with exit code 0."""
+
+    def broken(*_: object) -> None:
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    monkeypatch.setattr(Look, "__enter__", broken)
+    done = desk.run("delayed", "list")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "the broker does not answer any more" in done.stderr

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import sys
 import textwrap
 from contextlib import contextmanager, suppress
@@ -39,6 +40,15 @@ def while_read() -> Iterator[None]:
         yield
     except BrokenPipeError:
         write_no_more()
+
+
+def is_unread() -> bool:
+    """Whether the reader of stdout is gone. A closed connection to the broker raises the same error."""
+    with suppress(ValueError, OSError):  # stdout may be a stream without a file
+        watched = select.poll()
+        watched.register(sys.stdout.fileno(), 0)
+        return bool(watched.poll(0))
+    return False
 
 
 def write_no_more() -> None:

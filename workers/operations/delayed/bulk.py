@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from redelivery.errors import InputError
+from redelivery.errors import BrokerError, InputError
 from redelivery.middleware.brokers.errors import BROKER_ERRORS
 from redelivery.middleware.ports import Answer
 
@@ -72,7 +72,7 @@ def cancel_waiting(
                     result.moved += answer is Answer.DONE
                     result.gone += answer is not Answer.DONE
                 on_progress(result)
-    except BROKER_ERRORS as exc:
+    except (BrokerError, *BROKER_ERRORS) as exc:
         raise result.cut_short(exc) from exc
     return result
 

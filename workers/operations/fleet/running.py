@@ -11,8 +11,6 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kombu.exceptions import OperationalError
-
 from redelivery.middleware.brokers.errors import BROKER_ERRORS
 from redelivery.middleware.logs import log
 
@@ -64,7 +62,7 @@ def running_of(app: Celery, names: Collection[str]) -> dict[str, Said]:
             with app.connection_for_write() as connection:
                 options: dict[str, Any] = {"reply": True, "timeout": TIMEOUT, "limit": len(wanted), "connection": connection}
                 answers.extend(app.control.broadcast(ABOUT, {}, wanted, **options) or [])
-        except (OperationalError, *BROKER_ERRORS) as exc:
+        except BROKER_ERRORS as exc:
             log.warning("workers.not_asked", error=str(exc))
 
     asking = threading.Thread(target=ask, name="redelivery-workers", daemon=True)

@@ -146,7 +146,7 @@ class Walk(Generic[Job]):
         try:
             self._walk()
             self.finish()
-        except BROKER_ERRORS as exc:
+        except (BrokerError, *BROKER_ERRORS) as exc:
             raise self.result.cut_short(exc) from exc
 
     def _walk(self) -> None:
