@@ -38,8 +38,11 @@ if TYPE_CHECKING:
 
 #: Seconds in which a dead worker's last frames may still arrive.
 ON_ITS_WAY = 1.0
-#: Seconds that a reader waits for its marker; and for more questions, before it closes its connection.
+#: Seconds that a reader waits for its marker, unless the broker has reported that it is blocked; and for more questions, before it
+#: closes its connection.
 TIMEOUT, MAX_IDLE = 10.0, 5.0
+#: The most seconds of one wait: a reader that waits for the end of an alarm may be closed meanwhile.
+MAX_STEP = 1.0
 #: How far back a reader reads.
 LOOK_BACK = timedelta(minutes=10)
 #: Seconds to wait for a successor after its own delay.
@@ -100,12 +103,13 @@ class Journal:
         reading: Reading | None = None
         while due := self._due():
             try:
-                reading = reading or Reading(self._connect(), self._name)
+                reading = reading or Reading(self._connect(), self._name, waits=lambda: not self._is_closed)
                 reading.catch_up()
                 reading.look_for_letters((each.digest, each.letters) for each in due)
                 reading.look_for_others((each.digest, each.queue) for each in due)
             except Exception as exc:  # noqa: BLE001 - the messages must go on, after any error
-                log.warning("journal.unread", error=f"{type(exc).__name__}: {exc}", why="moved messages may be delivered again")
+                if not self._is_closed:
+                    log.warning("journal.unread", error=f"{type(exc).__name__}: {exc}", why="moved messages may be delivered again")
                 _close(reading)
                 reading = None
             self._answer(due, reading)
@@ -147,9 +151,13 @@ class Journal:
 
 
 class Reading:
-    """Reads the journal on its own connection, from `look_back` ago on. Raises what the connection raises."""
+    """Reads the journal on its own connection, from `look_back` ago on. Raises what the connection raises.
 
-    def __init__(self, kombu: Any, name: str, look_back: timedelta = LOOK_BACK) -> None:
+    While the broker has an alarm, it accepts no marker, and a reader knows nothing. It waits for the end of the alarm as long as
+    `waits` says so.
+    """
+
+    def __init__(self, kombu: Any, name: str, look_back: timedelta = LOOK_BACK, waits: Callable[[], bool] = lambda: False) -> None:
         self._moved: set[bytes] = set()
         self._ended: set[bytes] = set()
         self._moving: dict[bytes, list[tuple[bytes, int]]] = {}
@@ -157,6 +165,8 @@ class Reading:
         self._looked: dict[str, Looked] = {}
         self._with_others: set[str] = set()
         self._kombu, self._name, self._marker = kombu, name, b""
+        self._waits, self._is_blocked = waits, False
+        kombu.connection.on_blocked, kombu.connection.on_unblocked = self._blocked, self._unblocked
         self._channel = kombu.connection.channel()
         self._channel.basic_qos(0, MAX_UNREAD, a_global=False)
         since = datetime.now(UTC).replace(tzinfo=None) - look_back
@@ -235,7 +245,23 @@ class Reading:
         self._channel.basic_publish(entry(b"", [self._marker]), routing_key=self._name)
         until = time.monotonic() + TIMEOUT
         while self._marker:
-            self._kombu.connection.drain_events(timeout=max(until - time.monotonic(), 0.001))
+            try:
+                self._kombu.connection.drain_events(timeout=min(max(until - time.monotonic(), 0.001), MAX_STEP))
+            except TimeoutError:
+                if self._is_blocked and self._waits():
+                    until = time.monotonic() + TIMEOUT
+                elif time.monotonic() >= until:
+                    raise
+
+    def _blocked(self, reason: str) -> None:
+        self._is_blocked = True
+        if self._waits():
+            log.warning("broker.blocked", why=reason)
+
+    def _unblocked(self) -> None:
+        self._is_blocked = False
+        if self._waits():
+            log.info("broker.unblocked")
 
     def _note(self, message: Any) -> None:
         body = message.body.encode() if isinstance(message.body, str) else bytes(message.body)

@@ -493,6 +493,37 @@ def test_a_journal_that_cannot_be_read_holds_nobody_up(rabbit: Rabbit) -> None:
     made.close()
 
 
+@pytest.mark.full
+@pytest.mark.slow
+def test_a_journal_is_read_after_an_alarm(private_rabbit: Rabbit, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker starts while the broker has an alarm. A message that was moved is not delivered again: its answer comes later.
+
+    A reader that is closed meanwhile, or that may not wait, ends.
+    """
+    monkeypatch.setattr(amqp_journal, "TIMEOUT", 1.0)
+    with private_rabbit.connection() as connection:
+        connection.connect()
+        assert declare_journal(connection.connection, JOURNAL)
+    write(private_rabbit, entry(HAS_MOVED, [b"m" * 16]))
+    alarm = "{resource_limit, memory, node()}"
+    private_rabbit.node.evaluate(f"rabbit_alarm:set_alarm({{{alarm}, []}}).")
+    first, second = (Journal(lambda: opened(private_rabbit), JOURNAL) for _ in range(2))
+    with capture_logs() as lines:
+        answered, closed = answers(first, [b"m" * 16, b"n" * 16]), answers(second, [b"m" * 16])
+        until(lambda: [line["event"] for line in lines] == ["broker.blocked"] * 2, what="both to wait")
+        with pytest.raises(TimeoutError):
+            amqp_journal.Reading(opened(private_rabbit), JOURNAL).catch_up()
+        assert not answered
+        second.close()
+        until(lambda: second._thread is None, what="the second to end")
+        private_rabbit.node.evaluate(f"rabbit_alarm:clear_alarm({alarm}).")
+        until(lambda: len(answered) == 2, what="the answers")
+    assert answered == {b"m" * 16: Successor.RECORDED, b"n" * 16: Successor.UNKNOWN}
+    assert not closed
+    assert [line["event"] for line in lines] == ["broker.blocked", "broker.blocked", "broker.unblocked"]
+    first.close()
+
+
 def test_a_word_is_of_one_delivery_of_one_message() -> None:
     """Any other field of the message changes its digest; the fields that the broker adds to a delivery do not."""
     first = task_message("a")
