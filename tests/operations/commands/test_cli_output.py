@@ -117,6 +117,19 @@ def test_a_table_on_a_terminal_is_aligned(terminal: Callable[[int], None]) -> No
     assert shown([("order-2026-11-24",), ("order-2026-11-25",)], COLUMNS[:1])[1:] == ["order-2026-11-24", "order-2026-11-25"]
 
 
+def test_a_long_task_id_leaves_room_for_the_other_columns(terminal: Callable[[int], None]) -> None:
+    """Ids may have any length: that of unreadable bytes has 44 characters. They keep what tells them apart, up to half a screen."""
+    raw, order = f"raw-{'5' * 40}", "order-of-customer-2026-11-24-000"
+    terminal(80)
+    assert [line.split()[0] for line in shown([(raw, *ROWS[0][1:]), *ROWS])[1:]] == [raw[:26], "3f2a9c1e", "77b0d6aa"]
+    assert shown([(f"{order}1",), (f"{order}2",)], COLUMNS[:1])[1:] == [f"{order}1", f"{order}2"]
+    for width in (40, 80, 200):
+        terminal(width)
+        lines = shown([(f"{'i' * 5000}{number}", *row[1:]) for number, row in enumerate(ROWS)])
+        assert max(map(len, lines)) <= width, lines
+        assert "exc" in lines[0]
+
+
 @pytest.mark.parametrize("width", range(26, 120))
 def test_a_table_is_never_wider_than_the_terminal(terminal: Callable[[int], None], width: int) -> None:
     """Columns are narrowed in a fixed order, and left out if even that is not enough."""

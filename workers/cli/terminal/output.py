@@ -95,8 +95,9 @@ class Column:
 
     If the table is too wide, the column with the highest `gives` is cut first, down to `least` characters; 0 is never cut. If that
     is not enough, the column with the highest `leaves` is left out first; 0 always stays. `keeps_end` cuts the beginning (dotted
-    names). `is_id` shortens UUIDs as far as they stay different. `is_coloured` gives words the colour of their meaning. `usual` is
-    the minimum width of the column if more rows follow later.
+    names). `is_id` shortens UUIDs as far as they stay different; other ids keep a third of the screen, and half of it if that tells
+    them apart. `is_coloured` gives words the colour of their meaning. `usual` is the minimum width of the column if more rows
+    follow later.
     """
 
     heading: str
@@ -129,7 +130,7 @@ def table(
         return "\n".join(indent + "\t".join(row) for row in [*headings, *_in_colours(cells, chosen)])
     limit = screen_width()
     if limit is not None:
-        _shorten_ids(cells, chosen)
+        _shorten_ids(cells, chosen, limit)
     natural = [
         max(each.usual if is_followed else 0, width_of(each.heading), *(width_of(row[at]) for row in cells))
         for at, each in enumerate(chosen)
@@ -150,14 +151,16 @@ def _in_colours(cells: list[list[str]], columns: Sequence[Column]) -> list[list[
     return [[coloured(cell) if column.is_coloured else cell for cell, column in zip(row, columns, strict=True)] for row in cells]
 
 
-def _shorten_ids(cells: list[list[str]], columns: Sequence[Column]) -> None:
+def _shorten_ids(cells: list[list[str]], columns: Sequence[Column], limit: int) -> None:
+    """Cut ids without a mark: such a beginning can be pasted into a command."""
     for at in (at for at, each in enumerate(columns) if each.is_id):
         ids = {row[at] for row in cells}
         length = SHORT_ID
         while len({each[:length] for each in ids}) < len(ids):
             length += 1
+        others = max(limit // 3, min(length, limit // 2))
         for row in cells:
-            row[at] = row[at][:length] if is_whole(row[at]) else row[at]
+            row[at] = row[at][: length if is_whole(row[at]) else others]
 
 
 def _fitted(natural: Sequence[int], columns: Sequence[Column], limit: int) -> list[int]:
