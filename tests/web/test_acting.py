@@ -42,6 +42,19 @@ def letter_of(operator: Visitor, task_id: str) -> Answer:
     return operator.get(f"/letter?queue={LETTERS}&id={task_id}")
 
 
+def test_a_form_does_not_send_back_another_death(desk: Desk, operator: Visitor) -> None:
+    """Two tabs show one dead letter. One sends it back, and its task dies again: the other tab has not shown this death."""
+    task_id = desk.die()
+    [seen, *_], [late, *_] = [letter_of(operator, task_id).forms("/letter/redrive") for _ in range(2)]
+    assert operator.post("/letter/redrive", seen).status == 303
+    desk.die(task_message(task_id), said="the account is closed")
+    refused = operator.post("/letter/redrive", late)
+    assert (refused.status, "has died again since you opened this dead letter" in refused.read) == (400, True), refused.read
+    assert len(desk.ids()) == 1
+    [now, *_] = letter_of(operator, task_id).forms("/letter/redrive")
+    assert operator.post("/letter/redrive", now).status == 303
+
+
 def test_a_letter_goes_back_by_its_button(desk: Desk, operator: Visitor) -> None:
     """It is in its queue, in its next generation. The audit has the user's name."""
     task_id = desk.die()

@@ -101,9 +101,18 @@ def redrive(visit: Visit) -> Redirect:
         visit.require("edit", name)
     edit = edit_of_json(changes, "the changed dead letter", task_id) if changes else None
     _, found = found_letter(visit, name, task_id)
+    _require_the_same(visit, found)
     redrive_one(visit.transport, name, found, actor=visit.acting(), why=visit.first("why"), edit=edit)
     visit.services.looks.forget(name)
     return Redirect("/letters", {"queue": name}) if leaves_marks(visit.transport) else Redirect("/task", {"id": task_id})
+
+
+def _require_the_same(visit: Visit, found: Letter) -> None:
+    """Refuse if the task has died another time since its user opened the dead letter: its form may lie open for days."""
+    seen = visit.first("died")
+    if seen and seen != str(found.died_ms):
+        msg = f"task {found.task_id} has died again since you opened this dead letter: open it again; nothing was changed"
+        raise InputError(msg)
 
 
 def _attempts(whole: dict[str, Any]) -> list[dict[str, Any]]:
