@@ -123,5 +123,9 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory(prefix="shop-") as name:
-        main(Path(name))
+    try:
+        with tempfile.TemporaryDirectory(prefix="shop-") as name:
+            main(Path(name))
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)

@@ -68,5 +68,9 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory(prefix="reports-") as name:
-        main(Path(name))
+    try:
+        with tempfile.TemporaryDirectory(prefix="reports-") as name:
+            main(Path(name))
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)

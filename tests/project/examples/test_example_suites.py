@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
+
+import pytest
 
 from tests.support.running import ROOT
 
@@ -31,3 +34,15 @@ def test_the_reports_test_themselves() -> None:
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     assert re.search(r"^3 passed", done.stdout, re.MULTILINE), done.stdout[-500:]
+
+
+@pytest.mark.parametrize("example", ["django", "fastapi"])
+def test_an_interrupted_example_ends_in_a_line(example: str) -> None:
+    """With the exit code of all commands, and without a traceback."""
+    command = [sys.executable, "-u", str(ROOT / "examples" / example / "run.py")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline()
+        running.send_signal(signal.SIGINT)
+        _, said = running.communicate(timeout=60)
+    assert (running.returncode, said.splitlines()[-1:], "Traceback" in said) == (130, ["interrupted"], False), said
