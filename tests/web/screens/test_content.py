@@ -142,6 +142,8 @@ def test_the_overview_says_what_is_late_and_how_old_the_oldest_dead_letter_is(pa
         ({"workers": 0}, None, "No worker renews its lease."),
         ({"workers": 2}, None, ""),
         ({"dispatchers": 1, "delayed_messages": 5}, None, ""),
+        ({"oldest_dead_letter_age_seconds": 90_000}, None, "Dead letters wait in DLQ.orders, the oldest for 1d 1h."),
+        ({"oldest_dead_letter_age_seconds": 80_000}, None, ""),
         ({}, Condition(memory=(95, 100)), "The broker is nearly full: it uses 95% of its memory."),
         ({}, Condition(memory=(100, 100)), "The broker is full: it uses all of its memory."),
         ({}, Condition(memory=(50, 100)), ""),
@@ -151,7 +153,8 @@ def test_an_alarm_follows_from_its_figure_alone(said: dict[str, int], condition:
     """One alarm at a time. Each says what to do."""
     families = {}
     for name, value in said.items():
-        families[f"redelivery_{name}"] = Family(f"redelivery_{name}", "gauge", "", [Gauge(name, float(value), {})])
+        sample = Gauge(name, float(value), {"dead_letter_queue": LETTERS})
+        families[f"redelivery_{name}"] = Family(f"redelivery_{name}", "gauge", "", [sample])
     found = alarms(Figures(families, 0, None, condition))
     assert [title for title, _ in found] == ([alarm] if alarm else [])
     assert all(todo for _, todo in found)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from redelivery.display import harmless
 
+from ...operations.doctor.dead_letters import UNREAD
 from ...operations.metrics.rates import KINDS
 from ...operations.words.numbers import span
 
@@ -94,6 +95,11 @@ def alarms(figures: Figures) -> list[tuple[str, str]]:
         found.append(("No dispatcher leads, and messages wait for their time.", "Start a worker, or `redelivery dispatcher`."))
     if figures.has("workers") and not figures.total("workers"):
         found.append(("No worker renews its lease.", "Start a worker; waiting messages are kept."))
+    ages = figures.by("oldest_dead_letter_age_seconds", "dead_letter_queue")
+    longest = max(ages, key=lambda name: ages[name], default="")
+    if ages and ages[longest] >= UNREAD.total_seconds():
+        todo = "Each dead letter is a task that did not happen: redrive them, or purge them."
+        found.append((f"Dead letters wait in {harmless(longest)}, the oldest for {span(round(ages[longest]))}.", todo))
     lost = figures.total("outcome_log_lost_events")
     most, taken = figures.total("outcome_log_max_bytes"), figures.total("outcome_log_bytes")
     if lost:
