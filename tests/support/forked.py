@@ -1,7 +1,7 @@
-"""Celery workers that are forked from a process which has imported Celery: a start costs less than half of the processor time.
+"""Celery workers that are forked from a process which has imported Celery: a start costs a third of the processor time.
 
-`python -m tests.support.forked` is that process. It has imported libraries, and nothing of the project. It reads orders (lines of
-JSON), and answers with the id of each process that it forks, and the id and exit code of each process that ends. It reaps a process
+`python -m tests.support.forked` is that process. With the argument `ours` it has imported the project, too. It reads orders (JSON
+lines), and answers with the id of each process that it forks, and id and exit code of each process that ends. It reaps a process
 only after an order says that the exit code is known, so that no signal reaches a new process with the same id. It ends with its
 input.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import faulthandler
+import gc
 import importlib
 import json
 import os
@@ -33,10 +34,33 @@ IMPORTED = (
     "celery.worker.consumer",
     "celery.concurrency.prefork",
     "celery.concurrency.thread",
+    "celery.app.control",
+    "celery.app.events",
+    "celery.app.log",
+    "celery.fixups.django",
+    "celery.worker.autoscale",
+    "celery.worker.consumer.delayed_delivery",
+    "billiard.popen_fork",
+    "billiard.sharedctypes",
     "kombu.transport.redis",
     "kombu.transport.pyamqp",
     "structlog",
     "tenacity",
+)
+#: The project's modules that nearly each worker imports, on each broker.
+OURS = (
+    "redelivery.middleware.install",
+    "redelivery.middleware.worker.bootstep",
+    "redelivery.middleware.brokers.rabbitmq.transport",
+    "redelivery.workers.duties.bootstep",
+    "redelivery.workers.duties.remote_control",
+    "redelivery.workers.brokers.redis.checkup",
+    "redelivery.workers.brokers.redis.inventory",
+    "redelivery.workers.brokers.redis.operations",
+    "redelivery.workers.brokers.redis.task_life",
+    "redelivery.workers.brokers.rabbitmq.checkup",
+    "redelivery.workers.brokers.rabbitmq.inventory",
+    "redelivery.workers.brokers.rabbitmq.letters",
 )
 #: Variables that may differ between processes that are forked from the same process.
 OWN = ("SHOP_", "REDELIVERY_", "CHAOS_", "PYTEST_CURRENT_TEST")
@@ -77,12 +101,13 @@ class ForkedProcess:
 class ForkServer:
     """The forking process and its forked processes, for any thread."""
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    def __init__(self, environment: Mapping[str, str], *more: str) -> None:
         self._starting, self._writing = threading.Lock(), threading.Lock()
         self._answers = threading.Condition()
         self._begun: list[ForkedProcess] = []
         self._living: dict[int, ForkedProcess] = {}
-        command, pipes = [sys.executable, "-m", "tests.support.forked"], {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        command = [sys.executable, "-m", "tests.support.forked", *more]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         self._process = subprocess.Popen(command, env=environment, cwd=ROOT, start_new_session=True, text=True, **pipes)  # type: ignore[call-overload]
         threading.Thread(target=self._listen, args=(self._process.stdout,), name="forked", daemon=True).start()
         atexit.register(self.close)
@@ -128,15 +153,19 @@ class ForkServer:
                 self._answers.notify_all()
 
 
-_FORK_SERVERS: dict[tuple[tuple[str, str], ...], ForkServer] = {}
+_FORK_SERVERS: dict[tuple[tuple[str, ...], ...], ForkServer] = {}
 
 
-def forked_worker(words: Sequence[str], *, env: Mapping[str, str], cwd: Path, log: Path) -> ForkedProcess:
-    """Run `celery` with these words, forked from the process for this environment."""
+def forked_worker(words: Sequence[str], *, env: Mapping[str, str], cwd: Path, log: Path, ours: bool = False) -> ForkedProcess:
+    """Run `celery` with these words, forked from the process for this environment.
+
+    `ours`: the process may have imported the project. It has not if another version may come first on the path.
+    """
     shared = {name: value for name, value in env.items() if not name.startswith(OWN)}
-    key = tuple(sorted(shared.items()))
+    more = ("ours",) if ours and env.get("PYTHONPATH") == str(ROOT) else ()
+    key = (more, *sorted(shared.items()))
     if key not in _FORK_SERVERS:
-        _FORK_SERVERS[key] = ForkServer(shared)
+        _FORK_SERVERS[key] = ForkServer(shared, *more)
     return _FORK_SERVERS[key].start(words, env=env, cwd=cwd, log=log)
 
 
@@ -203,7 +232,8 @@ def become(order: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    for each in IMPORTED:
+    for each in (*IMPORTED, *(OURS if "ours" in sys.argv else ())):
         importlib.import_module(each)
+    gc.freeze()  # forked processes need not look at what is here
     if (ordered := serve()) is not None:
         become(ordered)

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from celery import Celery
 
@@ -92,8 +92,11 @@ class Shop:
 
     `server` may also be a `tests.support.rabbit.Rabbit`, for tests that use only its URL, events, letters and leftovers. `backend`
     is the address of a result backend, or whether the broker is the backend. `versions` are the versions that libraries report in a
-    worker. `sociable` workers use mingle and gossip, Celery's default, which takes a second at each start.
+    worker. `sociable` workers use mingle and gossip, Celery's default, which takes a second at each start. `imports_early`: workers
+    are forked from a process that has imported the project before their app.
     """
+
+    imports_early: ClassVar[bool] = True
 
     server: Server
     folder: Path
@@ -156,7 +159,7 @@ class Shop:
         alone = () if self.sociable else ("--without-gossip", "--without-mingle")
         words = ("-A", self.module, "worker", *given, *alone, *words)
         if out is None and pool in FORKED:
-            process: Any = forked_worker(words, env=self.environment, cwd=self.folder, log=log)
+            process: Any = forked_worker(words, env=self.environment, cwd=self.folder, log=log, ours=self.imports_early)
         else:
             process = self._spawned(words, log, out)
         worker = Worker(process, log)

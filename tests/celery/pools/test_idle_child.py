@@ -14,12 +14,24 @@ if TYPE_CHECKING:
     from tests.support.running import Shop
 
 
+def await_children(here: Shop) -> None:
+    """Wait until both children of a worker are there: each runs a task meanwhile."""
+    warm = here.folder / "warm"
+    before = [here.send("waits", str(warm)) for _ in range(2)]
+    until(lambda: all(here.runs(each) for each in before), what="both children to be there")
+    warm.touch()
+    for each in before:
+        here.ended(each, "succeeded")
+
+
 def test_an_idle_child_begins_while_its_worker_looks_at_the_next_message(shop: Callable[..., Shop]) -> None:
     """Both messages come in one batch; the second blocks the main process until the first task has begun."""
     here = shop()
-    first = here.send("ok")
-    second = here.send("follows", first)
     here.start()
+    await_children(here)
+    with here.app.redelivery.publishing():
+        first = here.send("ok")
+        second = here.send("follows", first)
     here.ended(second, "succeeded")
     assert [run["begun"] for run in here.runs(second)] == [True]
     here.ended(first, "succeeded")
@@ -51,13 +63,9 @@ def test_the_loop_is_asked_about_no_pipe_that_nothing_is_written_to(shop: Callab
 def test_a_pool_that_shrinks_ends_no_child_that_has_just_been_given_a_task(shop: Callable[..., Shop]) -> None:
     """Both children have a task, and their reports are not read yet: none is idle. The tasks run once, to their end."""
     here = shop()
-    warm, gate = here.folder / "warm", here.folder / "gate"
+    gate = here.folder / "gate"
     here.start("-I", "tests.support.stops.early_shrink")
-    before = [here.send("waits", str(warm)) for _ in range(2)]
-    until(lambda: all(here.runs(each) for each in before), what="both children to be there")
-    warm.touch()
-    for each in before:
-        here.ended(each, "succeeded")
+    await_children(here)
     with here.app.redelivery.publishing():  # they are received together
         held = [here.send("waits", str(gate)) for _ in range(2)]
         here.send("follows", held[-1])

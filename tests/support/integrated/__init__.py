@@ -11,7 +11,7 @@ import tempfile
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from tests.support.running import Shop, until
 from tests.support.servers import Server, binaries
@@ -28,6 +28,8 @@ SETTINGS: dict[str, Any] = {"queues": {"#": {"redelivery_delay": 0.3, "max_deliv
 @dataclass
 class Place(Shop):
     """An application of `tests.support.integrated` on a private broker, with its workers and other programs."""
+
+    imports_early: ClassVar[bool] = False  # libraries patch what is imported after them
 
     variables: dict[str, str] = field(default_factory=dict)
     programs: list[subprocess.Popen[bytes]] = field(default_factory=list)
