@@ -13,7 +13,7 @@ from typing import Any
 import structlog
 from celery import Celery
 from celery.exceptions import Ignore, Reject, WorkerShutdown
-from celery.signals import task_received, worker_ready
+from celery.signals import celeryd_after_setup, task_received, worker_ready
 from tenacity import retry_if_result, stop_after_attempt, wait_exponential
 
 from redelivery import DeadLetter, RedeliverAfter, Redelivery, redeliver
@@ -33,7 +33,10 @@ if not os.environ.get("SHOP_PLAIN"):
 TIMEOUT = 10
 
 
-worker_ready.connect(ready)
+@celeryd_after_setup.connect
+def be_last(**_: Any) -> None:
+    """Report that the worker consumes after the hooks of the modules that extend this one."""
+    worker_ready.connect(ready)
 
 
 @task_received.connect
