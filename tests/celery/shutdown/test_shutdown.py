@@ -240,9 +240,11 @@ def test_a_soft_shutdown_is_celerys_on_each_pool(control_shops: ControlShops, po
     """`worker_soft_shutdown_timeout` and `REMAP_SIGTERM`: the same tasks end as on a plain worker, and ours loses no other.
 
     Celery waits inside a signal handler. Meanwhile processes and threads go on, but a solo worker's own task does not. The event
-    loops of greenlets refuse to wait there, so their workers end when all running tasks have ended.
+    loops of greenlets refuse to wait there, so their workers end when all running tasks have ended; if the signal comes while a
+    greenlet runs, Celery waits in that one, and the second task is given back.
     """
     with control_shop(plain=True, conf={"task_acks_late": True, "task_reject_on_worker_lost": True}) as there:
         plain = softly(there, pool)
     ours = softly(control_shops.without_worker(pool), pool)
-    assert ours == plain == {"prefork": [1, 0], "solo": [0]}.get(pool, [1, 1])
+    expected: dict[str, set[tuple[int, ...]]] = {"prefork": {(1, 0)}, "solo": {(0,)}, "threads": {(1, 1)}}
+    assert {tuple(ours), tuple(plain)} <= expected.get(pool, {(1, 1), (1, 0)})
