@@ -75,8 +75,11 @@ def test_it_says_where_its_threads_and_its_childrens_are_and_goes_on(shop: Calla
     gate = here.folder / "gate"
     task_id = here.send("waits", str(gate))
     until(lambda: here.runs(task_id))
-    worker.dump_stacks()
-    for where in (" in waits\n", " in asynloop\n", " in get_payload\n"):
-        assert where in worker.text, worker.text[-5000:]
+
+    def shown() -> bool:
+        worker.dump_stacks()
+        return all(where in worker.text for where in (" in waits\n", " in asynloop\n", " in get_payload\n"))
+
+    until(shown, what="all of them, also the second child, to be shown")
     gate.touch()
     here.ended(task_id, "succeeded")
