@@ -9,7 +9,9 @@ def broker_message(exc: BaseException) -> str | None:
     from kombu.exceptions import OperationalError  # noqa: PLC0415 - only when something went wrong
     from redis import exceptions as redis  # noqa: PLC0415 - only when something went wrong
 
-    if not isinstance(exc, (redis.RedisError, AMQPError, OperationalError, ConnectionError, TimeoutError)):
+    from redelivery.middleware.brokers.errors import BROKER_ERRORS  # noqa: PLC0415 - only when something went wrong
+
+    if not isinstance(exc, BROKER_ERRORS):
         return None
     if isinstance(exc, redis.ConnectionError) and str(exc) == "Too many connections":  # redis-py's, of a pool that has no more
         return "the broker answers slowly, and all connections to it are in use: raise max_connections in broker_transport_options"

@@ -66,7 +66,7 @@ class QueueKeeper(Duty):
             if not policy.enabled or queue in kept:
                 continue
             targets = policy.dead_letter_queue_for(queue), policy.expiry_queue_for(queue)
-            names = [name for each in (queue, *targets) if each is not None for name in transport.keys.list_names(each)]
+            names = (name for each in (queue, *targets) if each is not None for name in transport.keys.list_names(each))
             with leaving_out_taken(transport.client, map(transport.keys.list, names)):
                 self._keep(queue, policy)
 
