@@ -151,7 +151,8 @@ class Collecting:
             raise
         finally:
             self.is_busy = False
-        self.let_go(None)
+        if self._sent is None:  # on RabbitMQ the answer comes through the producer's connection
+            self.let_go(None)
 
     def _await_sent(self) -> None:
         if self._sent is not None:

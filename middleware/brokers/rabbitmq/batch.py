@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import amqp
@@ -28,7 +29,7 @@ from .messages import PERSISTENT
 from .publisher import UNWRITABLE
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from ...messages.events import Event
     from ...messages.publication import Publication
@@ -73,8 +74,10 @@ class Together:
         """False if the broker has closed the channel after an error."""
         return self._channel.connection is not None
 
-    def publish(self, batch: Batch, producer: Any) -> None:
-        """Publish the rest. Raises what py-amqp raises, `MessageNacked`, and `OperationalError` if confirmations do not come.
+    def send(self, batch: Batch, producer: Any) -> Callable[[], bool]:
+        """Send the rest. The returned function waits for the confirmations; nothing else is sent here before it was called.
+
+        Both raise what py-amqp raises; the function also `MessageNacked`, and `OperationalError` if confirmations do not come.
 
         After an interrupt, or a broken connection, the connection is dropped: if only a part of the batch was written, the broker
         would read the next bytes as the rest of it, and might never answer a close.
@@ -89,13 +92,35 @@ class Together:
             if len(left) == 1:
                 raise
             self._publish_each(left, producer)
-            return
+            return lambda: True
+        confirms = self._confirms
+        confirms.open, confirms.nacked = set(), set()
+        at_log = confirms.published() if events else 0
+        sent = {confirms.published(): each for each in left}
+        with self._dropped_if_broken():
+            self._send()
+
+        def are_published() -> bool:
+            with self._dropped_if_broken():
+                self._await(sent)
+            if at_log in confirms.nacked:
+                confirms.nacked.remove(at_log)
+                log_refused(events, self._names.outcomes)
+            if confirms.nacked:
+                msg = f"the broker refused {len(confirms.nacked)} of {len(left)} messages"
+                raise MessageNacked(msg)
+            return True
+
+        return are_published
+
+    @contextmanager
+    def _dropped_if_broken(self) -> Iterator[None]:
         try:
-            self._publish(left, events)
-        except (ChannelError, MessageNacked):
-            raise
-        except BaseException:
-            self._connection.collect()
+            yield
+        except BaseException as exc:
+            self._numbers.begin_anew()  # if the last events did not arrive, a gap in the numbers would look like lost events
+            if not isinstance(exc, ChannelError):
+                self._connection.collect()
             raise
 
     def _publish_each(self, left: Sequence[Publication], producer: Any) -> None:
@@ -103,7 +128,7 @@ class Together:
         errors = []
         for each in left:
             try:
-                self.publish(Batch([each]), producer)
+                self.send(Batch([each]), producer)()
             except UNWRITABLE as exc:
                 errors.append(exc)
         raise errors[0]
@@ -120,26 +145,14 @@ class Together:
             self._add(message, each.how)
         return len(events)
 
-    def _publish(self, left: Sequence[Publication], events: int) -> None:
-        confirms = self._confirms
-        confirms.open, confirms.nacked = set(), set()
-        at_log = confirms.published() if events else 0
-        numbers = [confirms.published() for _ in left]
+    def _await(self, sent: Mapping[int, Publication]) -> None:
+        """Wait for the confirmations of these messages, and set which are published."""
         try:
-            self._send()
-            self._confirmed(min((each.how["confirm_timeout"] or each.how["timeout"] or TIMEOUT for each in left), default=TIMEOUT))
-        except BaseException:
-            self._numbers.begin_anew()  # if the last events did not arrive, a gap in the numbers would look like lost events
-            raise
+            limits = (each.how["confirm_timeout"] or each.how["timeout"] or TIMEOUT for each in sent.values())
+            self._confirmed(min(limits, default=TIMEOUT))
         finally:
-            for number, each in zip(numbers, left, strict=True):
-                each.is_published = number not in confirms.open and number not in confirms.nacked
-        if at_log in confirms.nacked:
-            confirms.nacked.remove(at_log)
-            log_refused(events, self._names.outcomes)
-        if confirms.nacked:
-            msg = f"the broker refused {len(confirms.nacked)} of {len(left)} messages"
-            raise MessageNacked(msg)
+            for number, each in sent.items():
+                each.is_published = number not in self._confirms.open and number not in self._confirms.nacked
 
     def _made(self, publication: Publication, producer: Any) -> tuple[Any, Event | None]:
         message = publication.message(producer)

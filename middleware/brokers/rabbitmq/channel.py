@@ -155,11 +155,19 @@ class Channel(Windowed):
 
     def publish_together(self, batch: Batch) -> None:
         """Publish and record the rest of a batch (`batch`)."""
+        if batch.are_published is None:
+            self.send_together(batch)
+        are_published, batch.are_published = batch.are_published, None
+        if are_published is not None:
+            are_published()
+
+    def send_together(self, batch: Batch) -> None:
+        """Send the rest of a batch; `publish_together` then waits for the confirmations. Raises the same errors."""
         self._declare_once()
         together = getattr(self.connection, "together", None)
         if together is None or not together.is_open:
             together = self.connection.together = Together(self.connection, NAMES)
-        together.publish(batch, self)
+        batch.are_published = together.send(batch, self)
 
     def _announce(self, msg: Any, exchange: str, routing_key: str, publish: Any) -> None:
         event = self.prepared(msg, exchange, routing_key)

@@ -125,7 +125,7 @@ def _answered(publisher: Any, steps: set[str]) -> set[str]:
 def _at_producer() -> None:
     stand_around(Channel, "_announce", "announce", lambda _self, msg, exchange, *_: not exchange and _is_task(msg))
     stand_around(Channel, "basic_publish_confirm", "publish", lambda _self, msg, *_: _is_task(msg))
-    stand_around(Together, "publish", "publish_batch")
+    stand_around(Together, "send", "publish_batch")
     stand_around(Together, "_confirmed", "confirm")
 
 
