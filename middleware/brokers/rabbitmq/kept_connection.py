@@ -1,8 +1,8 @@
 """A connection that is kept between questions, because a new connection costs RabbitMQ more than most questions.
 
 One question uses it at a time. A question that has waited for a second gets its own connection, so that a hanging question does not
-stop the others. The connection is not used again if a question has failed on it, if it was unused for long, if the broker has
-closed it, or if a parent process opened it. It is closed when the process ends.
+stop the others. A question fails if its answer takes longer than `TIMEOUT`. The connection is not used again if a question failed
+on it, if it was unused for long, if the broker has closed it, or if a parent process opened it. It is closed when the process ends.
 """
 
 from __future__ import annotations
@@ -16,11 +16,15 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from redelivery.errors import BrokerUnavailable
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 #: Seconds after which an unused connection is not used again; seconds that a question waits for the previous question.
 IDLE, PATIENCE = 30.0, 1.0
+#: Seconds until an answer: RabbitMQ may be stopped, or in swap, and still hold the connection.
+TIMEOUT = 30.0
 
 
 @dataclass(slots=True)
@@ -56,20 +60,41 @@ class KeptConnection:
 
     @contextmanager
     def asking(self) -> Iterator[Any]:
-        """The connection, for one question, which must leave nothing open on it. Raises what `connect` raises."""
+        """The connection, for one question, which must leave nothing open on it.
+
+        Raises what `connect` raises, and `BrokerUnavailable` if an answer takes longer than `TIMEOUT`.
+        """
         if not self._lock.acquire(timeout=PATIENCE):
-            with self._connect() as connection:
+            with _timed(self._connect()) as connection, _in_time(connection):
                 yield connection
             return
         try:
             if not self._last.is_usable():
                 self._last.drop()
-                self._last.connection, self._last.pid = self._connect(), os.getpid()
+                self._last.connection, self._last.pid = _timed(self._connect()), os.getpid()
+            connection = self._last.connection
             try:
-                yield self._last.connection
+                with _in_time(connection):
+                    yield connection
             except BaseException:
                 self._last.drop()
                 raise
             self._last.used = time.monotonic()
         finally:
             self._lock.release()
+
+
+def _timed(connection: Any) -> Any:
+    connection.connection.transport.sock.settimeout(TIMEOUT)
+    return connection
+
+
+@contextmanager
+def _in_time(connection: Any) -> Iterator[None]:
+    """Drop the connection without a word if an answer takes too long: the broker would not answer a close, either."""
+    try:
+        yield
+    except TimeoutError as exc:
+        connection.collect(socket_timeout=1.0)
+        msg = f"broker {connection.as_uri()} has not answered within {TIMEOUT:g} s; is it stopped, or out of memory?"
+        raise BrokerUnavailable(msg) from exc

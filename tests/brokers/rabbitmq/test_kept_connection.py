@@ -10,13 +10,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 from amqp.exceptions import PreconditionFailed
+from celery import Celery
 
+from redelivery.errors import BrokerUnavailable
 from redelivery.middleware.brokers.rabbitmq import kept_connection
 from redelivery.middleware.brokers.rabbitmq.kept_connection import KeptConnection
 from redelivery.middleware.brokers.rabbitmq.names import AUDIT
 from redelivery.middleware.brokers.rabbitmq.peek import depth_of
+from redelivery.middleware.brokers.rabbitmq.transport import AmqpTransport
 from redelivery.workers.brokers.broker import broker_of
 from tests.conformance.brokers import Place
+from tests.faults.chaos.processes.proxy import Proxy
 from tests.support.running import until
 
 if TYPE_CHECKING:
@@ -128,6 +132,23 @@ def test_a_question_that_hangs_holds_up_no_other(counted: Counted, rabbit: Rabbi
     hanging.join()
     counted.ask()
     assert len(counted.made) == 2
+
+
+def test_a_question_that_is_never_answered_ends_in_an_error(rabbit: Rabbit, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error says what to look at. The next question gets a new connection."""
+    monkeypatch.setattr(kept_connection, "TIMEOUT", 0.5)
+    proxy = Proxy(rabbit.node.port).start()
+    app = Celery("asking", broker=rabbit.url.replace(f":{rabbit.node.port}/", f":{proxy.port}/"), set_as_current=False)
+    transport = AmqpTransport.of(app)
+    with transport.asking() as connection:
+        assert depth_of(connection, "nowhere") is None
+    proxy.black_hole()
+    with pytest.raises(BrokerUnavailable, match=r"has not answered within 0\.5 s; is it stopped"), transport.asking() as connection:
+        depth_of(connection, "nowhere")
+    proxy.let_through()
+    with transport.asking() as connection:
+        assert depth_of(connection, "nowhere") is None
+    proxy.stop()
 
 
 def test_a_fork_leaves_the_connection_to_its_parent(counted: Counted, rabbit: Rabbit) -> None:
