@@ -1,6 +1,6 @@
 """The recoverer: gives back, one by one, the messages that dead workers held.
 
-It has its own native thread, so that the lease is renewed and other owners are watched while it works. It handles every token in
+It is a duty of its own, so that the lease is renewed and other owners are watched while it works. It handles every token in
 `recovering`, whichever worker has fenced it: a recoverer that dies half-way leaves the token there. `operations.fleet.recovery`
 describes the steps.
 """

@@ -14,6 +14,8 @@ from redelivery.errors import BrokerUnavailable
 from redelivery.workers.duties import bootstep
 from redelivery.workers.duties.bootstep import LEASE, Duties
 from redelivery.workers.duties.duty import Duty
+from redelivery.workers.duties.scheduler import Scheduler
+from tests.support.running import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -87,23 +89,43 @@ def test_only_the_leader_takes_a_step(started: list[Duty]) -> None:
     assert next(errand.turns, "all asked") == "all asked"
 
 
-def test_it_has_one_thread_however_often_it_is_started(started: list[Duty]) -> None:
-    """A consumer that reconnects starts its duties again."""
-    errand = Errand()
-    run(started, errand)
-    errand.start()
-    assert [each.name for each in threading.enumerate() if each.name == "redelivery-errand"] == ["redelivery-errand"]
+class Alone(Errand):
+    """Counts the steps that run at once."""
+
+    def __init__(self) -> None:
+        super().__init__(*[None] * 50)
+        self.running = self.most = 0
+
+    def step(self) -> None:
+        """Take a moment."""
+        self.running += 1
+        self.most = max(self.most, self.running)
+        time.sleep(0.001)
+        super().step()
+        self.running -= 1
+
+
+def test_it_takes_one_step_at_a_time_however_often_it_is_started(started: list[Duty]) -> None:
+    """A consumer that reconnects starts its duties again, and a renewal may wake one that is busy."""
+    errand = Alone()
+    for _ in range(3):
+        errand.start()
+    while not errand.is_over.is_set():
+        errand.wake()
+    assert run(started, errand) == ["done"] * 50
+    assert errand.most == 1
 
 
 def test_it_ends_in_the_middle_of_its_rest() -> None:
-    """A duty with a step once an hour must not delay the end of its worker."""
+    """A duty with a step once an hour must not delay the end of its worker, and leaves no thread."""
     errand = Errand()
     errand._every = 3600.0
+    errand._scheduler = Scheduler()
+    before = threading.active_count()
     errand.start()
     assert errand.is_over.wait(LONG)
     errand.stop()
-    assert errand._thread is not None
-    assert not errand._thread.is_alive()
+    until(lambda: threading.active_count() == before, what="the end of its threads")
 
 
 class Stuck(Errand):
@@ -137,16 +159,14 @@ def test_duties_that_are_stuck_hold_a_stop_up_once(monkeypatch: pytest.MonkeyPat
 
 
 class Late(Errand):
-    """Says when it rests."""
+    """Rests first."""
 
     begins_at_once = False
-
-    def rest(self) -> None:
-        """Note it, and rest."""
-        self.seen.append("rests")
-        super().rest()
 
 
 def test_it_rests_first_unless_it_says_otherwise(started: list[Duty]) -> None:
     """A duty with a step once a second need not run while its worker starts."""
-    assert run(started, Late(None))[:2] == ["rests", "done"]
+    errand, began = Late(None), time.monotonic()
+    errand._every = 0.2
+    assert run(started, errand) == ["done"]
+    assert time.monotonic() - began >= 0.2

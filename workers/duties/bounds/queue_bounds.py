@@ -1,4 +1,4 @@
-"""The queue keeper: a thread in each worker that keeps queues within their policies, also against plain producers.
+"""The queue keeper: a duty of each worker that keeps queues within their policies, also against plain producers.
 
 Once a second it looks at each of these:
 

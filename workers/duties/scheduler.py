@@ -1,0 +1,135 @@
+"""The threads that take the steps of a process's duties: one for each current step, and at most two that are at rest.
+
+One thread waits for the time of the next step. Before it takes this step, the spare thread, or a new one, waits in its place: so a
+long step delays no other. A thread that comes back becomes the spare one, or ends if there is one.
+
+The threads are native, because a task on a solo pool blocks every timer of the event loop.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """The steps of one duty. `step` takes one, and returns the seconds until the next; its thread has this name meanwhile."""
+
+    step: Callable[[], float]
+    name: str
+    #: When the next step is due (monotonic seconds; 0: at once).
+    due: float
+    is_running: bool = False
+    #: Whether the current step is followed by the next at once.
+    is_hurried: bool = False
+    has_ended: bool = False
+
+
+class Scheduler:
+    """Takes the steps of its entries when they are due; of one entry, one step after the other."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # a finalizer may call `end` wherever memory is allocated
+        self._changed, self._vacant, self._ended = (threading.Condition(self._lock) for _ in range(3))
+        self._entries: list[Entry] = []
+        #: Whether a thread waits for the next step, and whether one waits to take its place.
+        self._is_watched = self._has_spare = False
+
+    def add(self, step: Callable[[], float], name: str, after: float) -> Entry:
+        """Take the first step after so many seconds. Raises `RuntimeError` if no thread can be started."""
+        entry = Entry(step, name, time.monotonic() + after)
+        with self._lock:
+            if not self._is_watched:
+                self._begin_thread()
+            self._entries.append(entry)
+            self._changed.notify()
+        return entry
+
+    def hurry(self, entry: Entry) -> None:
+        """Take the next step now, or at once after the current one."""
+        with self._lock:
+            entry.due, entry.is_hurried = 0.0, entry.is_running
+            self._changed.notify()
+
+    def end(self, entry: Entry) -> None:
+        """Take no further step; do not wait for the current one."""
+        with self._lock:
+            entry.has_ended = True
+            self._changed.notify()
+
+    def await_end(self, entry: Entry, seconds: float) -> None:
+        """Wait for the end of the current step, `seconds` at most."""
+        with self._lock:
+            self._ended.wait_for(lambda: not entry.is_running, seconds)
+
+    def _begin_thread(self) -> None:
+        """Begin a thread that waits for the next step."""
+        threading.Thread(target=self._work, name="redelivery-duties", daemon=True).start()
+        self._is_watched = True
+
+    def _work(self) -> None:
+        with self._lock:
+            while (entry := self._next()) is not None:
+                self._is_watched = False
+                self._take(entry)
+                if not self._is_needed():
+                    return
+                self._is_watched = True
+            self._is_watched = False
+            self._vacant.notify()
+
+    def _is_needed(self) -> bool:
+        """Whether this thread is to wait for the next step: at once, or as the spare thread after a while."""
+        if self._is_watched:
+            if self._has_spare:
+                return False
+            self._has_spare = True
+            self._vacant.wait_for(lambda: not self._is_watched)
+            self._has_spare = False
+        return True
+
+    def _next(self) -> Entry | None:
+        """Wait until an entry is due; None if there are no entries any more."""
+        while True:
+            self._entries = [entry for entry in self._entries if entry.is_running or not entry.has_ended]
+            if not self._entries:
+                return None
+            first = min((entry for entry in self._entries if not entry.is_running), key=lambda entry: entry.due, default=None)
+            wait = None if first is None else first.due - time.monotonic()
+            if first is not None and first.due <= time.monotonic():
+                return first
+            self._changed.wait(wait)
+
+    def _take(self, entry: Entry) -> None:
+        """Take a step, without the lock."""
+        entry.is_running, entry.is_hurried = True, False
+        if self._has_spare:
+            self._vacant.notify()
+        elif len(self._entries) > 1:
+            with suppress(RuntimeError):  # no thread can be started: the other steps are taken after this one
+                self._begin_thread()
+        threading.current_thread().name = entry.name
+        self._lock.release()
+        pause = None
+        try:
+            pause = entry.step()
+        finally:
+            self._lock.acquire()
+            entry.is_running, entry.has_ended = False, entry.has_ended or pause is None
+            entry.due = 0.0 if entry.is_hurried else time.monotonic() + (pause or 0)
+            self._ended.notify_all()
+            self._changed.notify()
+
+
+@functools.cache
+def scheduler_of(pid: int) -> Scheduler:  # noqa: ARG001 - a forked child has no thread of its parent's
+    """The scheduler of this process."""
+    return Scheduler()
