@@ -145,8 +145,8 @@ class Event:
     @classmethod
     def from_entry(cls, entry_id: bytes | str, values: Mapping[Any, Any]) -> Self:
         """The event that a stream entry holds. Raises `EnvelopeError` if redelivery did not write the entry."""
-        entry_id = _text(entry_id)
-        read = {_text(key): _text(value) for key, value in values.items()}
+        entry_id = entry_text(entry_id)
+        read = {entry_text(key): entry_text(value) for key, value in values.items()}
         task_id, outcome = read.get("t", ""), read.get("o", "")
         if not task_id or outcome not in _OUTCOMES:
             msg = f"outcome log entry {entry_id} has no task id or no known outcome ({outcome!r}): it was not written by redelivery"
@@ -207,7 +207,8 @@ def _integer(value: str | None) -> int | None:
         raise EnvelopeError(msg) from exc
 
 
-def _text(value: bytes | str) -> str:
+def entry_text(value: bytes | str) -> str:
+    """A part of a stream entry as text; redis-py returns bytes or text."""
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from redelivery.errors import BrokerError, EnvelopeError
 from redelivery.middleware.brokers.redis.scripts import Script
-from redelivery.middleware.messages.events import Event
+from redelivery.middleware.messages.events import Event, entry_text
 
 from ..ports import Gap
 
@@ -95,12 +95,12 @@ def _read(client: Redis, keys: Keys, start: str, count: int, looked_for: str) ->
     if answer is None:
         return None
     counters, entries, exported, trimmed, now_ms, has_entry = answer
-    info, cursor = {_text(name): value for name, value in _pairs(counters)}, _texts(exported)
+    info, cursor = {entry_text(name): value for name, value in _pairs(counters)}, _texts(exported)
     return Page(
         raw=[(entry_id, dict(_pairs(values))) for entry_id, values in entries],
         cursor=(cursor.get("id", ""), int(cursor.get("position", 0))),
         gone=_gone(info),
-        newest=_text(info["last-generated-id"]),
+        newest=entry_text(info["last-generated-id"]),
         trimmed=_texts(trimmed),
         now_ms=int(now_ms),
         has_entry=has_entry > 0,
@@ -123,7 +123,7 @@ def _add(batch: Batch, page: Page) -> None:
     batch.position = (page.gone if first else max(page.gone, batch.position)) + len(page.raw)
     batch.entries.extend(storable(decoded(page.raw)))
     if page.raw:
-        batch.last = _text(page.raw[-1][0])
+        batch.last = entry_text(page.raw[-1][0])
     elif batch.gaps:
         batch.last = page.newest
 
@@ -138,7 +138,7 @@ def _gone(info: dict[str, Any]) -> int:
 
 def _gap(batch: Batch, page: Page) -> Gap:
     lost = page.gone - batch.position
-    before = _text(page.raw[0][0]) if page.raw else ""
+    before = entry_text(page.raw[0][0]) if page.raw else ""
     if lost < 0:
         return Gap(after=batch.last, before=before, lost=None, why="replaced", noticed_ms=page.now_ms)
     why = "cap" if int(page.trimmed.get("entries", 0)) >= lost else "removed"
@@ -151,7 +151,7 @@ def decoded(raw: Iterable[tuple[Any, Mapping[Any, Any]]]) -> Iterator[Event | Re
         try:
             yield Event.from_entry(entry_id, values)
         except (EnvelopeError, ValueError) as exc:
-            yield Refused(_text(entry_id), {_text(key): _text(value) for key, value in values.items()}, str(exc))
+            yield Refused(entry_text(entry_id), {entry_text(key): entry_text(value) for key, value in values.items()}, str(exc))
 
 
 def storable(entries: Iterable[Event | Refused]) -> Iterator[Event | Refused]:
@@ -182,8 +182,4 @@ def _pairs(values: list[Any]) -> Iterator[tuple[Any, Any]]:
 
 
 def _texts(values: list[Any]) -> dict[str, str]:
-    return {_text(key): _text(value) for key, value in _pairs(values)}
-
-
-def _text(value: bytes | str) -> str:
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+    return {entry_text(key): entry_text(value) for key, value in _pairs(values)}

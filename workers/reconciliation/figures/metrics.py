@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final
 
-from redelivery.middleware.messages.events import Outcome, Reason
+from redelivery.middleware.messages.events import TERMINAL, Outcome, Reason
 
 from ..rules import DISCREPANCIES
 from ..spark.sql import grouped, named, one_of
@@ -58,17 +58,8 @@ AFTER_AN_ATTEMPT: Final = (
     Reason.TIME_LIMIT,
     Reason.RESULT_NOT_STORED,
 )
-ENDS_AS_COUNTED: Final = (
-    Outcome.SUCCEEDED,
-    Outcome.DEAD_LETTERED,
-    Outcome.DISCARDED,
-    Outcome.EXPIRED,
-    Outcome.REVOKED,
-    Outcome.IGNORED,
-    Outcome.PURGED,
-    Outcome.CANCELLED,
-    Outcome.UNOBSERVED,
-)
+#: The outcomes that end a life, in the order of their columns.
+ENDS_AS_COUNTED: Final = tuple(each for each in Outcome if each in TERMINAL)
 _KEYS: Final = (*GROUP, "opened", "ending", "died_of", "attempts", "time_class")
 
 #: The event that opened a life: the first of these.
