@@ -8,6 +8,7 @@ level, and `unreadable` names it. Fields of a newer version are kept as they are
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import traceback
 from dataclasses import dataclass, field
@@ -253,6 +254,14 @@ def text(value: object, most: int) -> str:
 def mapping(value: object) -> dict[str, Any]:
     """A mapping from an untrusted header, or an empty one."""
     return value if isinstance(value, dict) else {}
+
+
+def json_mapping(text: bytes | str | None) -> dict[str, Any]:
+    """The JSON object in a text that any client may have written; empty if there is no text, or it is anything else."""
+    try:
+        return mapping(json.loads(text or ""))
+    except (ValueError, RecursionError):
+        return {}
 
 
 def _undelivered(header: Mapping[str, Any]) -> str | None:

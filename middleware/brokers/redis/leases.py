@@ -96,15 +96,6 @@ class Leases:
         _RESIGN(self.client, [role], [token])
 
 
-def about_of(raw: bytes | None) -> dict[str, Any]:
-    """What an owner has registered about itself; empty if there is nothing, or other software wrote it."""
-    try:
-        read = {} if raw is None else json.loads(raw)
-    except (ValueError, RecursionError):
-        return {}
-    return read if isinstance(read, dict) else {}
-
-
 def priority_of(raw: bytes) -> int:
     """The priority that a message was published with; 0 if it has none, or the bytes are not a message."""
     try:

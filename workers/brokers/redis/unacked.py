@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from redelivery.middleware.brokers.redis.keys import split_unacked
-from redelivery.middleware.brokers.redis.leases import about_of
+from redelivery.middleware.messages.envelope import json_mapping
 
 from .pages import hash_pages
 
@@ -42,7 +42,7 @@ def held_pages(transport: RedisTransport) -> Iterator[tuple[int, list[HeldMessag
     client, keys = transport.client, transport.keys
     leases: Any = client.hkeys(keys.leases)
     abouts: Any = client.hgetall(keys.owners)
-    living = {token: str(about_of(abouts.get(token)).get("worker") or token.decode(errors="replace")) for token in leases}
+    living = {token: str(json_mapping(abouts.get(token)).get("worker") or token.decode(errors="replace")) for token in leases}
     routes = bindings(transport)
     for now, page in hash_pages(client, keys.unacked):
         yield now, [held for tag, value in page.items() if (held := _held(tag, value, living, routes)) is not None]

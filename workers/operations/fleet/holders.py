@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from redelivery.middleware.brokers.redis.leases import about_of
+from redelivery.middleware.messages.envelope import json_mapping
 
 from ...brokers.redis.transport import redis_of
 from ...brokers.redis.unacked import held_pages
@@ -93,7 +93,7 @@ def _leased(runtime: Runtime, living: Living | None) -> dict[str, Holder]:
     abouts: Any = client.hgetall(keys.owners)
     found: dict[str, Holder] = {}
     for token in leases:
-        about = about_of(abouts.get(token))
+        about = json_mapping(abouts.get(token))
         name = token.decode(errors="replace")
         found[name] = Holder(str(about.get("worker") or name), _number(about.get("pid")), _number(about.get("since")))
     if living is not None and found:

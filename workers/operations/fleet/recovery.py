@@ -9,8 +9,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from redelivery.middleware.brokers.redis.leases import about_of
 from redelivery.middleware.logs import log
+from redelivery.middleware.messages.envelope import json_mapping
 from redelivery.middleware.ports import Answer
 from redelivery.middleware.transitions.recovery import recover
 
@@ -74,4 +74,4 @@ class Recovery:
 def name_of(transport: RedisTransport, token: str) -> str:
     """Return the name of the worker that registered this token."""
     about: Any = transport.client.hget(transport.keys.owners, token)
-    return str(about_of(about).get("worker") or "?")
+    return str(json_mapping(about).get("worker") or "?")

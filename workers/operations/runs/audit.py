@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from redelivery.errors import BrokerError
 from redelivery.middleware.brokers.errors import BROKER_ERRORS
+from redelivery.middleware.messages.envelope import json_mapping
 
 from ...brokers.broker import broker_of
 
@@ -110,11 +111,7 @@ class Entry:
     @classmethod
     def of(cls, record: Record) -> Self | None:
         """Parse a record of the broker; None if redelivery did not write it."""
-        try:
-            read: Any = json.loads(record.said)
-        except (ValueError, RecursionError):
-            return None
-        return cls.from_values(read, record.record_id, record.at_ms, record.moved)
+        return cls.from_values(json_mapping(record.said), record.record_id, record.at_ms, record.moved)
 
     @classmethod
     def from_values(cls, read: Any, record_id: str, at_ms: int, moved: int | None = None) -> Self | None:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from redelivery.errors import BrokerError, RedeliveryError
 from redelivery.middleware.brokers.errors import BROKER_ERRORS
 from redelivery.middleware.logs import log
+from redelivery.middleware.messages.envelope import json_mapping
 from redelivery.middleware.messages.events import Event, Outcome
 from redelivery.middleware.ports import Answer
 
@@ -32,7 +33,7 @@ from ..letters.redrive.fates import watched
 from ..letters.redrive.redrive import Redrive
 from ..letters.walk import WalkContext
 from .audit import Act, Acted, acted
-from .operation import Kind, Operation, State, guard_of, readable, reported
+from .operation import Kind, Operation, State, guard_of, readable
 from .preview import walk_of
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ class Execution:
             self._operation = operation
             self._end(State.FAILED, operation.message)
             return False
-        progress = reported(stored.progress)
+        progress = json_mapping(stored.progress)
         self._operation, self._base, self._gone, self._total = operation, operation.moved, operation.gone, operation.total
         self._died_before, self._deaths = operation.died_again, [dict(each) for each in operation.deaths]
         self._has_canary_passed, self._reported_ms = progress.get("canary_passed") is True, stored.reported_ms

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from redelivery.display import scrubbed
 from redelivery.errors import BrokerError, InputError, RedeliveryError
-from redelivery.middleware.messages.envelope import count
+from redelivery.middleware.messages.envelope import count, json_mapping
 from redelivery.middleware.ports import Answer, Capability
 
 from ...brokers.broker import broker_of
@@ -279,18 +279,9 @@ def _about(text: str) -> dict[str, Any]:
 _COUNTS = ("total", "looked_at", "matched", "gone", "died_again")
 
 
-def reported(progress: str) -> dict[str, Any]:
-    """Parse the reported progress; empty if it cannot be read."""
-    try:
-        read: Any = json.loads(progress or "{}")
-    except (ValueError, RecursionError):
-        return {}
-    return read if isinstance(read, dict) else {}
-
-
 def _progress(text: str) -> dict[str, Any]:
     """Return the progress as fields of `Operation`. A value that cannot be read counts as 0 or empty."""
-    given = reported(text)
+    given = json_mapping(text)
     left, deaths = given.get("left"), given.get("deaths")
     return {
         **{name: count(given.get(name)) for name in _COUNTS},
