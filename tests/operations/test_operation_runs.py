@@ -213,12 +213,12 @@ def test_what_is_paused_moves_nothing_until_it_is_resumed(shop: Shop, run: Calla
     run()
     made = begun(shop, rate=150.0)
     until(lambda: found(shop, made).moved >= 30)
-    paused = operation.pause(runtime_of(shop), made.id, "ben")
+    paused = operation.turn(runtime_of(shop), made.id, "pause", "ben")
     assert paused.state is State.PAUSED
     until(_has_halted)
     run()  # one more that looks for work, and does not touch this one
     assert found(shop, made).moved == paused.moved == len(gone_back(shop)) < 400
-    operation.resume(runtime_of(shop), made.id, "ben")
+    operation.turn(runtime_of(shop), made.id, "resume", "ben")
     assert reached(shop, made, State.DONE).moved == 400
     assert gone_back(shop) == Counter(ids)
 
@@ -234,12 +234,12 @@ def test_what_is_aborted_moves_nothing_more(shop: Shop, run: Callable[[], Operat
     run()
     made = begun(shop, rate=150.0)
     until(lambda: found(shop, made).moved >= 30)
-    aborted = operation.abort(runtime_of(shop), made.id, "ben", "wrong queue")
+    aborted = operation.turn(runtime_of(shop), made.id, "abort", "ben", "wrong queue")
     until(_has_halted)
     assert found(shop, made) == aborted
     assert shop.server.client.llen(LETTERS) == 400 - aborted.moved == 400 - len(gone_back(shop))
     with pytest.raises(InputError, match="is aborted, and cannot be resumed"):
-        operation.resume(runtime_of(shop), made.id, "ben")
+        operation.turn(runtime_of(shop), made.id, "resume", "ben")
 
 
 # guards
@@ -365,8 +365,8 @@ def test_a_full_server_takes_operations_in_and_carries_them_out(shop: Shop, run:
     client = shop.server.client
     client.config_set("maxmemory", 1)
     made = begun(shop, Kind.PURGE)
-    operation.pause(runtime_of(shop), made.id, "ben")
-    operation.resume(runtime_of(shop), made.id, "ben")
+    operation.turn(runtime_of(shop), made.id, "pause", "ben")
+    operation.turn(runtime_of(shop), made.id, "resume", "ben")
     run()
     assert reached(shop, made, State.DONE).moved == 50
     assert client.llen(LETTERS) == 0

@@ -94,14 +94,14 @@ def test_a_filter_is_its_words(chosen: Filter) -> None:
 def test_it_is_paused_resumed_and_aborted_and_each_is_recorded(desk: Desk) -> None:
     """With the actor and the reason; an operation that has ended stays so."""
     made = begun(desk)
-    assert operation.pause(desk.install, made.id, "ben", "lunch").state is State.PAUSED
+    assert operation.turn(desk.install, made.id, "pause", "ben", "lunch").state is State.PAUSED
     assert operation.found(desk.install, made.id).message == "paused by ben: lunch"
-    assert operation.resume(desk.install, made.id, "cat").state is State.WAITING
-    assert operation.abort(desk.install, made.id, "ana").has_ended
+    assert operation.turn(desk.install, made.id, "resume", "cat").state is State.WAITING
+    assert operation.turn(desk.install, made.id, "abort", "ana").has_ended
     assert operation.listed(desk.install, is_open=True) == []
-    for change in (operation.pause, operation.resume, operation.abort):
+    for act in operation.TURNS:
         with pytest.raises(InputError, match="is aborted, and cannot be"):
-            change(desk.install, made.id, "ben")
+            operation.turn(desk.install, made.id, act, "ben")
     records = [(each.actor, each.act, each.acted, each.why) for each in audit.entries(desk.transport, 10)]
     assert records == [
         ("ana", "redrive", "aborted", ""),
@@ -151,7 +151,7 @@ def test_the_oldest_that_ended_are_forgotten(desk: Desk, monkeypatch: pytest.Mon
     """Operations that have not ended are kept, however old they are."""
     monkeypatch.setattr("redelivery.workers.brokers.redis.operations.MAX_OPERATIONS", 3)
     first = begun(desk)
-    others = [operation.abort(desk.install, begun(desk).id, "ana").id for _ in range(4)]
+    others = [operation.turn(desk.install, begun(desk).id, "abort", "ana").id for _ in range(4)]
     last = begun(desk)
     assert {each.id for each in operation.listed(desk.install)} == {first.id, *others[-2:], last.id}
 

@@ -13,7 +13,7 @@ from redelivery.middleware.messages.events import Outcome
 from redelivery.workers.brokers.broker import broker_of
 from redelivery.workers.operations.letters.filter import Filter
 from redelivery.workers.operations.runs.audit import entries
-from redelivery.workers.operations.runs.operation import Kind, State, abort, begin, found, listed
+from redelivery.workers.operations.runs.operation import Kind, State, begin, found, listed, turn
 from tests.support.desk import LETTERS, QUEUE, body_of, task_message
 from tests.support.running import until
 
@@ -268,7 +268,7 @@ def test_the_audit_goes_on_where_it_was_exported(desk: Desk, open_page: Callable
     page = open_page("--allow", "all", settings=json.dumps({"outcome_archive": str(out)}))
     desk.die()
     begun = begin(desk.install, Kind.PURGE, LETTERS, Filter(), actor="ana", why="exported")
-    abort(desk.install, begun.id, "ben", "no more")
+    turn(desk.install, begun.id, "abort", "ben", "no more")
     assert "Exported records were not read: there is nothing at" in page.operator().get("/operations").read
     desk.json("outcomes", "export", "--to", str(out))
     desk.client.delete(desk.keys.audit)

@@ -15,19 +15,17 @@ def broker_message(exc: BaseException) -> str | None:
         return None
     if isinstance(exc, redis.ConnectionError) and str(exc) == "Too many connections":  # redis-py's, of a pool that has no more
         return "the broker answers slowly, and all connections to it are in use: raise max_connections in broker_transport_options"
-    texts: dict[type[BaseException], str] = {
-        redis.ReadOnlyError: "the broker is read-only, and changed nothing: point broker_url at the master",
-        redis.OutOfMemoryError: "the broker is full, and changed nothing: raise its maxmemory, or make room",
-        redis.BusyLoadingError: "the broker is loading its data: try again later",
-        redis.NoPermissionError: "the broker's user has no right to do that: grant it, or use another user in broker_url",
-        redis.AuthenticationError: "the broker refused the user or the password in broker_url",
-        redis.TimeoutError: "the broker does not answer in time: is it overloaded, or is the network down?",
-        redis.ConnectionError: "the broker does not answer any more: is it running?",
-        AccessRefused: "the broker's user has no right to do that: grant it, or use another user in broker_url",
-        OperationalError: "the broker does not answer any more: is it running?",
-        AMQPError: "the broker refused, or does not answer any more: is it running?",
-        ConnectionError: "the broker does not answer any more: is it running?",
-        TimeoutError: "the broker does not answer in time: is it overloaded, or is the network down?",
+    texts: dict[tuple[type[BaseException], ...], str] = {
+        (redis.ReadOnlyError,): "the broker is read-only, and changed nothing: point broker_url at the master",
+        (redis.OutOfMemoryError,): "the broker is full, and changed nothing: raise its maxmemory, or make room",
+        (redis.BusyLoadingError,): "the broker is loading its data: try again later",
+        (redis.NoPermissionError, AccessRefused): (
+            "the broker's user has no right to do that: grant it, or use another user in broker_url"
+        ),
+        (redis.AuthenticationError,): "the broker refused the user or the password in broker_url",
+        (redis.TimeoutError, TimeoutError): "the broker does not answer in time: is it overloaded, or is the network down?",
+        (redis.ConnectionError, OperationalError, ConnectionError): "the broker does not answer any more: is it running?",
+        (AMQPError,): "the broker refused, or does not answer any more: is it running?",
     }
-    text = next((text for kind, text in texts.items() if isinstance(exc, kind)), "the broker refused")
+    text = next((text for kinds, text in texts.items() if isinstance(exc, kinds)), "the broker refused")
     return f"{text} ({exc})"

@@ -11,7 +11,7 @@ import click
 
 from redelivery.display import safe
 from redelivery.errors import BrokerError, InputError
-from redelivery.middleware.brokers.errors import BROKER_ERRORS
+from redelivery.middleware.brokers.errors import ANY_BROKER_ERRORS
 from redelivery.middleware.ports import Answer
 
 from ..letters import Letter
@@ -147,7 +147,7 @@ def _change(
         for each in found:
             answer = Answer.DONE if dry_run else change(each)
             done.append({**each.to_row(), "changed": answer is Answer.DONE, "dry_run": dry_run})
-    except (BrokerError, *BROKER_ERRORS) as exc:
+    except ANY_BROKER_ERRORS as exc:
         if not done:
             raise
         failure = exc
@@ -156,7 +156,7 @@ def _change(
         queues, result = ", ".join(sorted({each.queue for each in found})), {"moved": count, "gone": len(done) - count}
         tasks, ended = [row["task_id"] for row in done], Acted.DONE if failure is None else Acted.FAILED
         said = acted(doing.act, ended, queues, actor=doing.actor, why=doing.why, tasks=tasks, result=result)
-        with nullcontext() if failure is None else suppress(BrokerError, *BROKER_ERRORS):
+        with nullcontext() if failure is None else suppress(*ANY_BROKER_ERRORS):
             record(context.transport, said)
     if failure is not None:
         msg = f"{counted(count, 'message', 'messages')} of {len(found)} {doing.words[dry_run]}, then: {failure}"

@@ -11,8 +11,7 @@ import threading
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, ClassVar
 
-from redelivery.errors import BrokerError
-from redelivery.middleware.brokers.errors import BROKER_ERRORS, REDIS_ERRORS
+from redelivery.middleware.brokers.errors import ANY_BROKER_ERRORS, REDIS_ERRORS
 from redelivery.middleware.logs import log
 
 from .scheduler import scheduler_of
@@ -85,7 +84,7 @@ class Duty(ABC):
         try:
             if self.leads():
                 self.step()
-        except (BrokerError, *REDIS_ERRORS, *BROKER_ERRORS) as exc:
+        except (*REDIS_ERRORS, *ANY_BROKER_ERRORS) as exc:
             self.unanswered(exc)
         except Exception as exc:  # noqa: BLE001 - the duty must go on
             self.failed(exc)

@@ -16,8 +16,7 @@ import uuid
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from redelivery.errors import RedeliveryError
-from redelivery.middleware.brokers.errors import BROKER_ERRORS
+from redelivery.middleware.brokers.errors import BROKER_ERRORS, EXPECTED_ERRORS
 from redelivery.middleware.logs import log
 
 from ..operations.runs.execution import Execution
@@ -117,7 +116,7 @@ def carried_out(runtime: Runtime) -> Iterator[None]:
     """Carry out operations during the block, if the broker keeps them and answers at the beginning."""
     try:
         runner = OperationRunner(runtime) if is_kept(runtime.transport) else None
-    except (RedeliveryError, *BROKER_ERRORS) as exc:
+    except EXPECTED_ERRORS as exc:
         log.warning("operations.waiting", error=str(exc))
         runner = None
     if runner is None:

@@ -12,8 +12,7 @@ import threading
 import weakref
 from typing import TYPE_CHECKING
 
-from redelivery.errors import RedeliveryError
-from redelivery.middleware.brokers.errors import BROKER_ERRORS
+from redelivery.middleware.brokers.errors import EXPECTED_ERRORS
 from redelivery.middleware.logs import log
 
 from ..duties.operation_runner import OperationRunner
@@ -44,7 +43,7 @@ class PageRunner:
                 return
             try:
                 runner = self._make(self._source.runtime)
-            except (RedeliveryError, *BROKER_ERRORS) as exc:
+            except EXPECTED_ERRORS as exc:
                 log.warning("operations.waiting", error=str(exc))  # the next request tries again
                 return
             self._pid = os.getpid()

@@ -31,7 +31,7 @@ from redelivery import Redelivery
 from redelivery.workers.cli.main import redelivery
 from redelivery.workers.operations.adoption import adoption
 from redelivery.workers.operations.runs.audit import Act, Acted, acted
-from redelivery.workers.operations.runs.operation import State, pause, store_of
+from redelivery.workers.operations.runs.operation import State, store_of, turn
 from redelivery.workers.ports import Claim
 from redelivery.workers.reconciliation.spark.session import session
 from tests.support.books.spark_session import NOON, Histories, Row
@@ -264,7 +264,7 @@ def _begin_operations(desk: Desk) -> None:
     store.turn(stopped, State.STOPPED, states={State.RUNNING}, held=claim.token, message=said, record=record, has_ended=True)
     times = {"started_ms": now - YESTERDAY, "ended_ms": now - YESTERDAY + 4_000}
     client.hset(desk.keys.operation(stopped), mapping=times)
-    pause(desk.install, paused, "ben", "ask first")
+    turn(desk.install, paused, "pause", "ben", "ask first")
 
 
 def _words(name: str) -> list[str]:

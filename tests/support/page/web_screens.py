@@ -186,7 +186,7 @@ def operate(desk: Desk) -> Mapping[str, str]:
         actor="ben",
         why="labels are printed again",
     )
-    operation.pause(desk.install, paused.id, "ben", "the printer is out of paper")
+    operation.turn(desk.install, paused.id, "pause", "ben", "the printer is out of paper")
     gone = next(event.task_id for event in desk.events if event.outcome == Outcome.REDRIVEN)
     return {"operation": began.id, "task": gone}
 

@@ -130,7 +130,7 @@ def test_axe_finds_nothing_and_nothing_is_wider_than_the_window(
     made = operation.begin(
         desk.install, Kind.REDRIVE, LETTERS, Filter(tasks=("shop.*",)), Options(canary=1), actor="ada", why="mended"
     )
-    operation.pause(desk.install, made.id, "ada", "lunch")
+    operation.turn(desk.install, made.id, "pause", "ada", "lunch")
     page = open_page("--allow", "all")
     browser.open(page.address, scheme=scheme)
     assert findings(browser) == [], "the login"

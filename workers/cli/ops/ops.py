@@ -105,15 +105,13 @@ def show(context: Context, operation_id: str) -> None:
 
 
 def _change(name: str, text: str) -> None:
-    change = getattr(operations, name)
-
     @ops.command(name, help=text)
     @click.argument("operation_id", metavar="ID")
     @acting
     @json_option
     @pass_context
     def command(context: Context, operation_id: str, *, actor: str, why: str) -> None:
-        done = change(context.runtime, operation_id, actor, why)
+        done = operations.turn(context.runtime, operation_id, name, actor, why)
         if context.as_json:
             print_json(done.to_dict())
         else:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from redelivery.errors import BrokerError, InputError
-from redelivery.middleware.brokers.errors import BROKER_ERRORS
+from redelivery.errors import InputError
+from redelivery.middleware.brokers.errors import ANY_BROKER_ERRORS
 from redelivery.middleware.ports import Answer
 
 from ...brokers.broker import broker_of
@@ -72,7 +72,7 @@ def cancel_waiting(
                     result.moved += answer is Answer.DONE
                     result.gone += answer is not Answer.DONE
                 on_progress(result)
-    except (BrokerError, *BROKER_ERRORS) as exc:
+    except ANY_BROKER_ERRORS as exc:
         raise result.cut_short(exc) from exc
     return result
 

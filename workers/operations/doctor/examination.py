@@ -12,9 +12,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from redelivery.errors import RedeliveryError
 from redelivery.middleware.brokers import kind_of
-from redelivery.middleware.brokers.errors import BROKER_ERRORS
+from redelivery.middleware.brokers.errors import EXPECTED_ERRORS
 from redelivery.middleware.worker.startup.checks import dead_letter_queue_faults
 
 from ...brokers.broker import broker_of
@@ -183,7 +182,7 @@ class _Questions:
             why = f"the broker did not answer within {self._seconds:g} s"
             self.missing.append(NotKnown(what, why, "run doctor again, with a longer --timeout"))
             return
-        if not isinstance(failures[0], (RedeliveryError, *BROKER_ERRORS)):
+        if not isinstance(failures[0], EXPECTED_ERRORS):
             raise failures[0]
         self.missing.append(
             NotKnown(what, f"{type(failures[0]).__name__}: {failures[0]}", "see the broker's log, or its user's rights")

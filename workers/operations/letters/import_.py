@@ -20,8 +20,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
-from redelivery.errors import BrokerError, InputError
-from redelivery.middleware.brokers.errors import BROKER_ERRORS
+from redelivery.errors import InputError
+from redelivery.middleware.brokers.errors import ANY_BROKER_ERRORS
 from redelivery.middleware.ports import Answer
 from redelivery.settings import names
 
@@ -73,7 +73,7 @@ def import_letters(
                 for death, answer in zip(batch, answers, strict=True):
                     result.count(death, answer)
                 on_progress(result)
-    except (BrokerError, *BROKER_ERRORS) as exc:
+    except ANY_BROKER_ERRORS as exc:
         raise result.cut_short(exc) from exc
     return result
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from redelivery.errors import BrokerError, RedriveError
-from redelivery.middleware.brokers.errors import BROKER_ERRORS
+from redelivery.middleware.brokers.errors import ANY_BROKER_ERRORS
 from redelivery.middleware.policy.clock_skew import TOLERANCE_MS
 from redelivery.middleware.ports import Answer
 
@@ -146,7 +146,7 @@ class Walk(Generic[Job]):
         try:
             self._walk()
             self.finish()
-        except (BrokerError, *BROKER_ERRORS) as exc:
+        except ANY_BROKER_ERRORS as exc:
             raise self.result.cut_short(exc) from exc
 
     def _walk(self) -> None:

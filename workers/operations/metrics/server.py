@@ -17,8 +17,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
-from redelivery.errors import RedeliveryError
-from redelivery.middleware.brokers.errors import BROKER_ERRORS
+from redelivery.middleware.brokers.errors import EXPECTED_ERRORS
 from redelivery.middleware.logs import log
 
 if TYPE_CHECKING:
@@ -46,7 +45,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         try:
             page, content_type = self.server.page(self.headers.get("Accept", ""))
-        except (RedeliveryError, *BROKER_ERRORS) as exc:
+        except EXPECTED_ERRORS as exc:
             log.warning("metrics.not_seen", error=str(exc))
             self._answer(HTTPStatus.SERVICE_UNAVAILABLE, f"The broker does not answer: {type(exc).__name__}.\n")
         except Exception:  # noqa: BLE001 - the next request may be answered

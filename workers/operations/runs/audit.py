@@ -18,8 +18,7 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Self
 
-from redelivery.errors import BrokerError
-from redelivery.middleware.brokers.errors import BROKER_ERRORS
+from redelivery.middleware.brokers.errors import ANY_BROKER_ERRORS
 from redelivery.middleware.messages.envelope import json_mapping
 
 from ...brokers.broker import broker_of
@@ -220,7 +219,7 @@ def recording(
         yield result
     except BaseException as exc:
         said = str(exc) or type(exc).__name__
-        with suppress(*BROKER_ERRORS, BrokerError):
+        with suppress(*ANY_BROKER_ERRORS):
             record(transport, acted(act, Acted.FAILED, queue, **asked, result=result, message=said[:MAX_SAID]))
         raise
     stopped = str(result.pop("stopped", ""))

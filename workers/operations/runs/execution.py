@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from redelivery.errors import BrokerError, RedeliveryError
-from redelivery.middleware.brokers.errors import BROKER_ERRORS
+from redelivery.middleware.brokers.errors import ANY_BROKER_ERRORS, BROKER_ERRORS
 from redelivery.middleware.logs import log
 from redelivery.middleware.messages.envelope import json_mapping
 from redelivery.middleware.messages.events import Event, Outcome
@@ -91,7 +91,7 @@ class Execution:
         except Stopping:
             self._store.turn(self._id, State.WAITING, states={State.RUNNING}, held=self._claim.token, message=self._said)
             return None
-        except (BrokerError, *BROKER_ERRORS) as exc:
+        except ANY_BROKER_ERRORS as exc:
             cause = exc.__cause__ if isinstance(exc, BrokerError) and exc.__cause__ is not None else exc
             if self._runtime.transport.is_transient(cause):
                 self._wait_for_broker(cause)

@@ -79,6 +79,12 @@ class State(StrEnum):
 
 #: The states in which an operation has ended.
 ENDED = frozenset({State.DONE, State.STOPPED, State.ABORTED, State.FAILED})
+#: What an operator may do with an operation: the state that follows, and what the audit records.
+TURNS = {
+    "pause": (State.PAUSED, Acted.PAUSED),
+    "resume": (State.WAITING, Acted.RESUMED),
+    "abort": (State.ABORTED, Acted.ABORTED),
+}
 #: The states that an operator may set, and for each the states in which the operation may be before.
 ALLOWED: Mapping[State, frozenset[State]] = {
     State.PAUSED: frozenset({State.WAITING, State.RUNNING}),
@@ -404,29 +410,12 @@ def found(runtime: Runtime, given: str) -> Operation:
     return Operation.of(stored)
 
 
-def pause(runtime: Runtime, given: str, actor: str, why: str = "") -> Operation:
-    """Pause an operation: when this returns, it moves no more messages until it is resumed.
+def turn(runtime: Runtime, given: str, act: str, actor: str, why: str = "") -> Operation:
+    """Pause, resume or abort an operation (`act`, of `TURNS`). When this returns, a paused or aborted one moves no more messages.
 
     Raises `InputError` as `found`, and if the operation's state does not allow it.
     """
-    return _turn(runtime, given, State.PAUSED, actor, why)
-
-
-def resume(runtime: Runtime, given: str, actor: str, why: str = "") -> Operation:
-    """Resume a paused operation. Raises as `pause`."""
-    return _turn(runtime, given, State.WAITING, actor, why)
-
-
-def abort(runtime: Runtime, given: str, actor: str, why: str = "") -> Operation:
-    """Abort an operation: when this returns, it moves no more messages. Raises as `pause`."""
-    return _turn(runtime, given, State.ABORTED, actor, why)
-
-
-_DONE = {State.PAUSED: Acted.PAUSED, State.WAITING: Acted.RESUMED, State.ABORTED: Acted.ABORTED}
-
-
-def _turn(runtime: Runtime, given: str, state: State, actor: str, why: str) -> Operation:
-    done = _DONE[state]
+    state, done = TURNS[act]
     store, operation = store_of(runtime.transport), found(runtime, given)
     who, reason = actor[:MAX_ACTOR], why[:MAX_WHY]
     record = acted(Act(operation.kind), done, operation.queue, actor=who, why=reason, operation=operation.id)

@@ -10,9 +10,8 @@ import time
 from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING
 
-from redelivery.errors import RedeliveryError
 from redelivery.lazily import cached_property
-from redelivery.middleware.brokers.errors import BROKER_ERRORS
+from redelivery.middleware.brokers.errors import EXPECTED_ERRORS
 
 from ...brokers.broker import broker_of
 from ...operations.metrics.metrics import Living, measured
@@ -91,7 +90,7 @@ class Sampler:
         if self._asked is None or time.monotonic() - self._asked >= PAUSE:
             try:
                 self._condition = broker_of(self._source.transport).checkup.condition((), (), None)
-            except (RedeliveryError, *BROKER_ERRORS):
+            except EXPECTED_ERRORS:
                 self._condition = None
             self._asked = time.monotonic()
         return self._condition

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
 from redelivery.display import harmless
-from redelivery.errors import RedeliveryError
-from redelivery.middleware.brokers.errors import BROKER_ERRORS
+from redelivery.middleware.brokers.errors import EXPECTED_ERRORS
 from redelivery.middleware.logs import log
 
 from ...brokers.broker_words import broker_message
@@ -84,7 +83,7 @@ class Streams:
             return {"figures": live(figures), "alarms": alarms(figures), "broker": figures.caveat}
         except Refused as exc:
             return {"broker": exc.why}
-        except (RedeliveryError, *BROKER_ERRORS) as exc:
+        except EXPECTED_ERRORS as exc:
             return {"broker": harmless(broker_message(exc) or str(exc))}
         except Exception:  # noqa: BLE001 - the streams continue
             if self._news.get("broker") != FAILURE:

@@ -11,8 +11,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from redelivery.errors import RedeliveryError
-from redelivery.middleware.brokers.errors import BROKER_ERRORS
+from redelivery.middleware.brokers.errors import EXPECTED_ERRORS
 from redelivery.middleware.logs import log
 
 from ...operations.letters.filter import Filter
@@ -128,7 +127,7 @@ class Survey:
                 left = self._count(counted, left, ON)
             if not left:
                 self._counts[queue] = counted
-        except (RedeliveryError, *BROKER_ERRORS) as exc:
+        except EXPECTED_ERRORS as exc:
             log.warning("web.causes_not_counted", error=str(exc))
         finally:
             self._counting.discard(queue)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING
 
+from ...operations.runs.operation import TURNS
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
@@ -62,6 +64,6 @@ def acts() -> Mapping[str, Callable[[Visit], Screen | Redirect]]:
         "/look": letters.look,
         "/letter/redrive": letter.redrive,
         "/operations/begin": operations.start,
-        **{f"/operation/{name}": functools.partial(operations.turn, name) for name in operations.TURNS},
+        **{f"/operation/{name}": functools.partial(operations.turn, name) for name in TURNS},
         **{f"/delayed/{act}": functools.partial(delayed.change, act) for act in delayed.ACTS},
     }

@@ -14,19 +14,18 @@ from ...operations.runs.audit_history import History, history
 from ...operations.runs.operation import (
     ALLOWED,
     NOT_HERE,
+    TURNS,
     Kind,
     Operation,
     Options,
     State,
-    abort,
     begin,
     check,
     found,
     is_kept,
     listed,
-    pause,
-    resume,
 )
+from ...operations.runs.operation import turn as turn_
 from ...operations.runs.preview import Preview, preview
 from ...operations.words.numbers import moment, rate_of, seconds, share_of
 from ..screen import Redirect, Screen
@@ -40,8 +39,6 @@ if TYPE_CHECKING:
 
 #: The maximum number of operations, and of records of the audit, on one screen.
 LIMIT, RECORDS = 50, 100
-#: The controls of an operation, and the state that follows.
-TURNS = {"pause": (pause, State.PAUSED), "resume": (resume, State.WAITING), "abort": (abort, State.ABORTED)}
 #: The word for moved dead letters or messages.
 WENT = {Kind.REDRIVE: "sent back", Kind.MOVE: "moved", Kind.PURGE: "removed", Kind.CANCEL: "cancelled"}
 #: Fields of a form: numbers, and texts.
@@ -90,7 +87,7 @@ def operation(visit: Visit) -> Screen:
             "filter": _words(each),
             "deaths": [{name: str(death.get(name) or "") for name in ("task_id", "reason", "exception")} for death in each.deaths],
             "options": each.options.in_words(),
-            "can": [name for name, (_, state) in TURNS.items() if may and each.state in ALLOWED[state]],
+            "can": [name for name, (state, _) in TURNS.items() if may and each.state in ALLOWED[state]],
             "records": audit.entries,
             "notes": audit.notes,
             "is_waiting": each.state is State.WAITING,
@@ -102,10 +99,9 @@ def operation(visit: Visit) -> Screen:
 
 def turn(name: str, visit: Visit) -> Redirect:
     """Pause, resume or abort an operation. The user needs the same rights as for its beginning."""
-    act, _ = TURNS[name]
     each = found(visit.runtime, visit.first("id"))
     _require(visit, each.kind, each.queue, each.options)
-    act(visit.runtime, each.id, visit.acting(), visit.first("why"))
+    turn_(visit.runtime, each.id, name, visit.acting(), visit.first("why"))
     return Redirect("/operation", {"id": each.id})
 
 
