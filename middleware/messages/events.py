@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 SCHEMA_VERSION = 1
+#: The end of the year 9999, the last that Python's dates have (milliseconds since the epoch).
+LATEST_MS = 253_402_300_799_999
 
 
 class Outcome(StrEnum):

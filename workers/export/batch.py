@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from redelivery.errors import BrokerError, EnvelopeError
 from redelivery.middleware.brokers.redis.scripts import Script
-from redelivery.middleware.messages.events import Event, entry_text
+from redelivery.middleware.messages.events import LATEST_MS, Event, entry_text
 
 from ..ports import Gap
 
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 #: Entries of one answer: while the broker writes it (about 2 ms), all other clients wait.
 PAGE = 1000
-#: The end of the year 9999, the last that Python's dates have (milliseconds since the epoch).
-LATEST_MS = 253_402_300_799_999
 OTHER_EXPORT = "another export moved the cursor meanwhile: nothing is lost, but run one export at a time"
 
 _READ_LOG = Script("read_log")

@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 from redelivery.display import scrubbed
 from redelivery.errors import InputError
+from redelivery.middleware.messages.events import LATEST_MS
 
 from ..ports import Gap
-from .batch import LATEST_MS, order
+from .batch import order
 from .tables import below, names, read_text, write_text
 
 if TYPE_CHECKING:

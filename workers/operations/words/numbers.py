@@ -8,17 +8,17 @@ from datetime import UTC, datetime
 from typing import Any
 
 from redelivery.errors import InputError
+from redelivery.middleware.messages.events import LATEST_MS
 from redelivery.settings.values import MAX_DURATION
 
 _UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 #: The maximum nesting of a value that is shown, and the text that replaces deeper values.
 MAX_DEPTH, TOO_DEEP = 64, "(nested too deep to be shown)"
-_LATEST_MS = 253_402_300_799_999
 
 
 def moment(ms: float | None) -> str:
     """Return a time (milliseconds since the epoch) in UTC, to the second; `-` if there is none."""
-    if ms is None or not 0 <= ms <= _LATEST_MS:
+    if ms is None or not 0 <= ms <= LATEST_MS:
         return "-"
     return f"{datetime.fromtimestamp(ms / 1000, UTC):%Y-%m-%d %H:%M:%S}Z"
 

@@ -23,6 +23,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import IntegerType, LongType
 
 from redelivery.errors import InputError
+from redelivery.middleware.messages.events import LATEST_MS
 
 from ..figures.deadlines import Deadline
 from ..schema import ASIDE, EVENTS, EVENTS_REQUIRED, INVENTORY, INVENTORY_REQUIRED, empty
@@ -217,10 +218,9 @@ GAPS: Final = "_gaps"
 #: The notes of an inventory: the time when it was taken (an empty inventory has no row with it), the size of its file, and more.
 TAKEN: Final = "_taken.json"
 
-#: Columns with which the job calculates. `_MOMENTS` are times since the epoch; `_LAST_MS` is the end of the year 9999.
+#: Columns with which the job calculates. `_MOMENTS` are times since the epoch.
 _MOMENTS: Final = ("at_ms", "seen_ms", "due_ms")
 _CALCULATED: Final = (*_MOMENTS, "delay_ms", "run_ms", "delivery")
-_LAST_MS: Final = 253_402_300_799_999
 
 _FORMATS: Final = {
     ".parquet": "parquet",
@@ -398,7 +398,7 @@ def _table(spark: SparkSession, name: str, uri: str, paths: list[str], schema: S
 
 def _usable(name: str) -> str:
     """A number, in SQL; null if sums or dates would overflow. A row without its time is refused later."""
-    return f"IF({name} BETWEEN {0 if name in _MOMENTS else -_LAST_MS} AND {_LAST_MS}, {name}, NULL) AS {name}"
+    return f"IF({name} BETWEEN {0 if name in _MOMENTS else -LATEST_MS} AND {LATEST_MS}, {name}, NULL) AS {name}"
 
 
 def _check_lines(spark: SparkSession, paths: list[str]) -> None:

@@ -13,6 +13,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
 from redelivery.display import safe
+from redelivery.middleware.messages.events import LATEST_MS
 
 from ..rules import RULES
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
     from ..figures.figures import Figures, Row
 
-_LATEST_MS = 253_402_300_799_999
 _MAX_LENGTH = 400
 #: The text for a missing value.
 _MINUS: Final = "\N{MINUS SIGN}"
@@ -83,7 +83,7 @@ def _digits(number: float) -> str:
 
 def moment(ms: float | None, form: str = "%Y-%m-%d %H:%M") -> str:
     """A time (ms since the epoch) in UTC; a dash for None."""
-    if ms is None or not 0 <= ms <= _LATEST_MS:
+    if ms is None or not 0 <= ms <= LATEST_MS:
         return NONE
     return f"{datetime.fromtimestamp(ms / 1000, UTC):{form}}"
 
