@@ -103,7 +103,7 @@ class QueueKeeper(Duty):
             message = opened(raw)
         except EnvelopeError:
             return False
-        headers, now_ms = message["headers"], self._now_ms()
+        headers, now_ms = message["headers"], self._runtime.owner.now_ms()
         envelope = Envelope.of(headers)
         if envelope.undelivered is not None or (PUBLISHED not in headers and envelope.first_seen_ms is None):
             return False
@@ -122,7 +122,7 @@ class QueueKeeper(Duty):
             if known is not None:
                 if most is None and not self._is_expired(queue, known[1]):
                     break
-                eviction = evicted(self._runtime, known[1], queue, reason, now_ms=self._now_ms(), detail=why)
+                eviction = evicted(self._runtime, known[1], queue, reason, now_ms=self._runtime.owner.now_ms(), detail=why)
             state, at, raw = evict_oldest(transport.client, transport.keys, queue, most=most, known=known, eviction=eviction)
             if state == "done" and eviction is not None:
                 count += 1
@@ -146,6 +146,3 @@ class QueueKeeper(Duty):
             names = [transport.keys.dead_letter_queues, *map(transport.keys.list, transport.keys.list_names(str(target)))]
             if int(self._forget(transport.client, names, [target])):
                 log.info("dead_letter_queue.forgotten", dead_letter_queue=target, queue=queue)
-
-    def _now_ms(self) -> int:
-        return self._runtime.owner.now_ms()

@@ -66,13 +66,9 @@ class Retention(Duty):
 
     def start(self, offset: float = 0.0) -> None:
         """Begin, if any setting limits dead letters; a second call changes nothing."""
-        if self.is_asked_for():
+        limits = {"dead_letter_time_to_live", "max_dead_letters"}
+        if any(limits & row.fields.keys() for row in self._runtime.settings.rows):
             super().start(offset)
-
-    def is_asked_for(self) -> bool:
-        """Whether any row of the settings limits dead letters."""
-        names = {"dead_letter_time_to_live", "max_dead_letters"}
-        return any(names & row.fields.keys() for row in self._runtime.settings.rows)
 
     def leads(self) -> bool:
         """Whether this worker does it, by a lease on the broker."""
