@@ -19,6 +19,7 @@ from ..operations.delayed import changes as delayed_changes
 from ..operations.delayed.bulk import cancel_waiting
 from ..operations.letters.filter import Filter
 from ..operations.letters.reading.whole import as_editable
+from ..operations.letters.walk import How
 from ..operations.queues import require_queue
 from ..operations.runs.audit import Act, Acted, acted, record, recording, result_of
 from ..operations.runs.operation import Kind, Options, begin, check
@@ -227,15 +228,12 @@ def cancel(
     )
     words = doing.words[dry_run]
     with recorded as result, Progress() as progress:
-        done = cancel_waiting(
-            context.runtime,
-            queue,
-            chosen,
+        how = How(
             dry_run=dry_run,
             limit=limit,
             on_progress=lambda so_far: progress.say(f"{so_far.moved} {words}, {so_far.looked_at} of {so_far.total} looked at"),
-            actor=actor,
         )
+        done = cancel_waiting(context.runtime, queue, chosen, how, actor=actor)
         result.update(result_of(done))
     if not done.matched:
         require_tasks(context, "there is no delayed message", tasks)
@@ -253,7 +251,7 @@ def _is_agreed(context: Context, queue: str, chosen: Filter, limit: int | None) 
     """Ask a person at a terminal. Raises click's usage error if there is no terminal."""
     if not is_terminal():
         raise click.UsageError(NEEDS_YES)
-    expected = cancel_waiting(context.runtime, queue, chosen, dry_run=True, limit=limit)
+    expected = cancel_waiting(context.runtime, queue, chosen, How(dry_run=True, limit=limit))
     return is_confirmed(f"Cancel {expected.moved} of {counted(expected.total, 'message', 'messages')} that are delayed?")
 
 

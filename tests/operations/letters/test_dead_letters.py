@@ -16,6 +16,7 @@ from redelivery.workers.operations.letters import dead_letters
 from redelivery.workers.operations.letters.filter import Filter
 from redelivery.workers.operations.letters.purge import purge
 from redelivery.workers.operations.letters.redrive.redrive import redrive
+from redelivery.workers.operations.letters.walk import How
 from tests.support.desk import LETTERS, QUEUE, Desk, body_of, copies, task_message
 
 if TYPE_CHECKING:
@@ -195,9 +196,9 @@ def test_a_redrive_misses_no_letter_while_others_are_purged(desk: Desk) -> None:
 
     def purge_others(so_far: Walked) -> None:
         if so_far.moved == PAGE and not purged:
-            purged.append(purge(desk.transport, LETTERS, Filter(tasks=("desk.seal",)), limit=PAGE))
+            purged.append(purge(desk.transport, LETTERS, Filter(tasks=("desk.seal",)), How(limit=PAGE)))
 
-    done = redrive(desk.transport, LETTERS, Filter(tasks=("desk.pack",)), on_progress=purge_others)
+    done = redrive(desk.transport, LETTERS, Filter(tasks=("desk.pack",)), How(on_progress=purge_others))
     assert (done.moved, desk.client.llen(LETTERS)) == (3 * PAGE // 2, PAGE // 2)
 
 

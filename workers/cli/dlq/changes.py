@@ -20,6 +20,7 @@ from ...operations.letters.live_queues import require_rest
 from ...operations.letters.move import move
 from ...operations.letters.purge import purge
 from ...operations.letters.redrive.redrive import Edit, Redrive, redrive
+from ...operations.letters.walk import How
 from ...operations.queues import require_queue
 from ...operations.runs.audit import Act, recording, result_of
 from ...operations.runs.operation import Kind, Options, begin
@@ -49,11 +50,11 @@ changing = together(
 )
 
 
-def is_agreed(options: dict[str, Any], expect: Callable[[], Walked], question: str, *, is_asked: bool) -> bool:
-    """Ask for confirmation. True without a question if stdin is not a terminal, or if `--id` names the letters."""
+def is_agreed(options: dict[str, Any], go: Callable[..., Walked], limit: int | None, question: str, *, is_asked: bool) -> bool:
+    """Ask for confirmation, after a dry run of `go`. True without a question without a terminal, or if `--id` names the letters."""
     if not is_asked or options["task_ids"] or not is_terminal():
         return True
-    expected = expect()
+    expected = go(how=How(dry_run=True, limit=limit))
     said = question.format(f"{expected.moved} of {counted(expected.total, 'dead letter', 'dead letters')}")
     if isinstance(expected, Redrive) and expected.by_target:
         say(f"They would go to: {targets_of(expected)}.", err=True)
@@ -106,9 +107,9 @@ def purge_(
     transport = context.transport
     dead_letters.required(context.runtime, name)
     chosen, wanted = filter_of(transport, name, options), Options(limit=limit, archive=archive)
-    remove = functools.partial(purge, transport, name, chosen, limit=limit, archive_to=archive, actor=actor)
+    remove = functools.partial(purge, transport, name, chosen, archive_to=archive, actor=actor)
     question = f"Remove {{}} of {safe(name)} for good{'' if archive is None else f', after writing them to {harmless(archive)}'}?"
-    if not is_agreed(options, functools.partial(remove, dry_run=True), question, is_asked=not (dry_run or yes)):
+    if not is_agreed(options, remove, limit, question, is_asked=not (dry_run or yes)):
         return
     if detach and not dry_run:
         print_begun(context, begin(context.runtime, Kind.PURGE, name, chosen, wanted, actor=actor, why=why))
@@ -116,7 +117,8 @@ def purge_(
     recorded = recording(transport, Act.PURGE, name, actor=actor, why=why, chosen=chosen, options=wanted.to_dict(), dry_run=dry_run)
     went = "would be purged" if dry_run else "purged"
     with recorded as result, Progress() as progress:
-        done = remove(dry_run=dry_run, on_progress=lambda so_far: progress.say(f"{so_far.moved} of {so_far.total} {went}"))
+        how = How(dry_run=dry_run, limit=limit, on_progress=lambda so_far: progress.say(f"{so_far.moved} of {so_far.total} {went}"))
+        done = remove(how=how)
         result.update(result_of(done))
     if not done.matched:
         require_found(context, name, options)
@@ -170,12 +172,12 @@ def move_(
     go: Callable[..., Walked]
     if is_living:
         require_queue(context.runtime, target, instead="to make a new dead-letter queue, say --create")
-        go = functools.partial(redrive, transport, name, chosen, limit=limit, edit=Edit(queue=target), actor=actor)
+        go = functools.partial(redrive, transport, name, chosen, edit=Edit(queue=target), actor=actor)
     else:
         require_rest(transport, target)
-        go = functools.partial(move, transport, name, target, chosen, limit=limit, actor=actor)
+        go = functools.partial(move, transport, name, target, chosen, actor=actor)
     question = f"Move {{}} of {safe(name)} to {safe(target)}?"
-    if not is_agreed(options, functools.partial(go, dry_run=True), question, is_asked=not (dry_run or yes)):
+    if not is_agreed(options, go, limit, question, is_asked=not (dry_run or yes)):
         return
     act, wanted = Kind.REDRIVE if is_living else Kind.MOVE, Options(to=target, create=create, limit=limit)
     if detach and not dry_run:
@@ -183,7 +185,7 @@ def move_(
         return
     recorded = recording(transport, Act(act), name, actor=actor, why=why, chosen=chosen, options=wanted.to_dict(), dry_run=dry_run)
     with recorded as result:
-        done = go(dry_run=dry_run)
+        done = go(how=How(dry_run=dry_run, limit=limit))
         result.update(result_of(done))
     if not done.matched:
         require_found(context, name, options)

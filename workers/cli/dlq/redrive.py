@@ -21,6 +21,7 @@ from ...operations.letters.live_queues import why_it_runs
 from ...operations.letters.redrive.edits import changed, edit_of_json
 from ...operations.letters.redrive.fates import watched
 from ...operations.letters.redrive.redrive import Edit, Redrive, redrive
+from ...operations.letters.walk import How
 from ...operations.queues import declare, require_queue
 from ...operations.runs.audit import Act, recording, result_of
 from ...operations.runs.operation import Kind, Options, begin, guard_of
@@ -142,9 +143,9 @@ def redrive_(
     _check_queues(context, name, wanted)
     chosen = filter_of(transport, name, options)
     edit = edit_of(changes, sorted(chosen.task_ids), queue)
-    send = functools.partial(redrive, transport, name, chosen, limit=limit, edit=edit, actor=actor)
+    send = functools.partial(redrive, transport, name, chosen, edit=edit, actor=actor)
     question = f"Send {{}} of {safe(name)} back?"
-    if not is_agreed(options, functools.partial(send, dry_run=True), question, is_asked=not (dry_run or yes)):
+    if not is_agreed(options, send, limit, question, is_asked=not (dry_run or yes)):
         return
     if detach and not dry_run:
         print_begun(context, begin(context.runtime, Kind.REDRIVE, name, chosen, wanted, actor=actor, why=why))
@@ -155,12 +156,13 @@ def redrive_(
     recorded = recording(transport, Act.REDRIVE, name, actor=actor, why=why, chosen=chosen, options=asked, dry_run=dry_run)
     is_guarded, went = wanted.is_guarded and not dry_run, "would go back" if dry_run else "sent back"
     with recorded as result, Progress() as progress, watched(transport, name) if is_guarded else nullcontext() as fates:
-        done = send(
+        how = How(
             dry_run=dry_run,
+            limit=limit,
             rate=rate,
-            guard=None if fates is None else guard_of(wanted, fates, progress.say),
             on_progress=lambda so_far: progress.say(f"{so_far.moved} {went}, {so_far.looked_at} of {so_far.total} looked at"),
         )
+        done = send(how=how, guard=None if fates is None else guard_of(wanted, fates, progress.say))
         result.update(result_of(done))
     if not done.matched:
         require_found(context, name, options)

@@ -15,12 +15,10 @@ from redelivery.middleware.ports import Answer
 
 from ...brokers.broker import broker_of
 from ...letters import Letter
-from ..letters.walk import Evenly, WalkContext, Walked
+from ..letters.walk import ALL, Evenly, How, Walked
 from .changes import cancel, changeable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from redelivery.middleware.runtime import Runtime
 
     from ...ports import Delayed
@@ -43,47 +41,42 @@ def cancel_waiting(
     runtime: Runtime,
     queue: str,
     chosen: Filter,
+    how: How = ALL,
     *,
-    dry_run: bool = False,
-    limit: int | None = None,
-    rate: float | None = None,
-    on_progress: Callable[[Cancelled], None] = lambda _: None,
-    context: WalkContext | None = None,
     actor: str | None = None,
 ) -> Cancelled:
-    """Cancel messages for this queue (empty: any queue) that pass the filter: at most `limit`, at most `rate` a second.
+    """Cancel messages for this queue (empty: any queue) that pass the filter.
 
     Raises `BrokerError`; its text says how many messages had been cancelled.
     """
-    context = context or WalkContext()
-    store = context.delayed or broker_of(runtime.transport).delayed
-    result = Cancelled(dead_letter_queue=queue, dry_run=dry_run)
+    store = how.delayed or broker_of(runtime.transport).delayed
+    result = Cancelled(dead_letter_queue=queue, dry_run=how.dry_run)
     result.total = sum(count for name, count in store.totals().items() if not queue or name == queue)
-    evenly = Evenly(None if dry_run else rate, context.sleep)
+    evenly = Evenly(None if how.dry_run else how.rate, how.sleep)
     try:
-        on_progress(result)
+        how.on_progress(result)
         for page in store.pages(queue or None):
             for each in page:
-                if result.is_full(limit):
+                if result.is_full(how.limit):
                     return result
-                if _is_chosen(each, chosen, result, context):
+                if _is_chosen(each, chosen, result, how):
                     evenly.wait(1)
-                    answer = Answer.DONE if dry_run else cancel(runtime, each, actor=actor, store=store)
+                    answer = Answer.DONE if how.dry_run else cancel(runtime, each, actor=actor, store=store)
                     result.moved += answer is Answer.DONE
                     result.gone += answer is not Answer.DONE
-                on_progress(result)
+                how.on_progress(result)
     except ANY_BROKER_ERRORS as exc:
         raise result.cut_short(exc) from exc
     return result
 
 
-def _is_chosen(each: Delayed, chosen: Filter, result: Cancelled, context: WalkContext) -> bool:
+def _is_chosen(each: Delayed, chosen: Filter, result: Cancelled, how: How) -> bool:
     result.looked_at += 1
     letter = Letter.of(each.contents.raw)
     if not chosen.passes(letter):
         return False
     result.matched += 1
-    context.on_chosen(letter)
+    how.on_chosen(letter)
     try:
         changeable(each)
     except InputError:

@@ -20,11 +20,9 @@ from redelivery.middleware.transitions.homes import Homes
 from ...brokers.broker import broker_of
 from ..spans import send_span
 from .live_queues import require_rest
-from .walk import Walk, WalkContext, Walked
+from .walk import ALL, How, Walk, Walked
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from redelivery.middleware.messages.events import Event
     from redelivery.middleware.ports import Transport
 
@@ -47,25 +45,20 @@ def move(
     name: str,
     target: str,
     chosen: Filter,
+    how: How = ALL,
     *,
-    dry_run: bool = False,
-    limit: int | None = None,
-    rate: float | None = None,
-    on_progress: Callable[[Move], None] = lambda _: None,
-    context: WalkContext | None = None,
     actor: str | None = None,
 ) -> Move:
-    """Move at most `limit` dead letters to another dead-letter queue.
+    """Move dead letters to another dead-letter queue.
 
     Raises `BrokerError`, and `InputError` if no message may be sent there or workers would run the dead letters (`live_queues`).
     """
-    result, now_ms = Move(dead_letter_queue=name, dry_run=dry_run, target=target), transport.now_ms()
+    result, now_ms = Move(dead_letter_queue=name, dry_run=how.dry_run, target=target), transport.now_ms()
     try:
         require_rest(transport, target)
     except BROKER_ERRORS as exc:
         raise result.cut_short(exc) from exc
-    context = context or WalkContext()
-    homes, store = Homes(transport, name), context.letters or broker_of(transport).letters
+    homes, store = Homes(transport, name), how.letters or broker_of(transport).letters
 
     Walk(
         letters=store,
@@ -75,10 +68,7 @@ def move(
         prepare=lambda letter: _moved(letter, homes, target, now_ms, actor),
         carry=lambda moves: store.move_many(name, target, [move.parts for move in moves]),
         on_moved=lambda move: send_span(transport, move.letter, name, move.parts[-1][-1], move.prepared_ns),
-        on_progress=on_progress,
-        limit=limit,
-        rate=rate,
-        context=context,
+        how=how,
     ).run()
     return result
 

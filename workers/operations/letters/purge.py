@@ -16,10 +16,10 @@ from redelivery.middleware.messages.events import Outcome, Reason
 from ...brokers.broker import broker_of
 from ..spans import send_span
 from .archive import archive
-from .walk import Walk, WalkContext, Walked
+from .walk import ALL, How, Walk, Walked
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from redelivery.middleware.messages.events import Event
     from redelivery.middleware.ports import Answer, Transport
@@ -46,22 +46,17 @@ def purge(
     transport: Transport,
     name: str,
     chosen: Filter,
+    how: How = ALL,
     *,
-    dry_run: bool = False,
-    limit: int | None = None,
     archive_to: str | None = None,
-    rate: float | None = None,
-    on_progress: Callable[[Purge], None] = lambda _: None,
-    context: WalkContext | None = None,
     actor: str | None = None,
 ) -> Purge:
-    """Remove at most `limit` dead letters of one queue, archived first if `archive_to` is given.
+    """Remove dead letters of one queue, archived first if `archive_to` is given.
 
     Raises `BrokerError`, and `InputError` if the archive cannot be written.
     """
-    result = Purge(dead_letter_queue=name, dry_run=dry_run, archive=None if archive_to is None else scrubbed(archive_to))
-    context = context or WalkContext()
-    store = context.letters or broker_of(transport).letters
+    result = Purge(dead_letter_queue=name, dry_run=how.dry_run, archive=None if archive_to is None else scrubbed(archive_to))
+    store = how.letters or broker_of(transport).letters
 
     def carry(letters: list[Letter]) -> Sequence[Answer | Exception]:
         if archive_to is not None:
@@ -76,10 +71,7 @@ def purge(
         prepare=lambda letter: letter,
         carry=carry,
         on_moved=lambda letter: send_span(transport, letter, name, purged(letter, name, Reason.OPERATOR, actor), time.time_ns()),
-        on_progress=on_progress,
-        limit=limit,
-        rate=rate,
-        context=context,
+        how=how,
     ).run()
     return result
 

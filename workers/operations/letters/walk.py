@@ -96,18 +96,26 @@ class Evenly:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WalkContext:
-    """An operation's requirements for a walk.
+class How:
+    """How to walk: at most `limit` letters, at most `rate` a second; a `dry_run` moves none. `on_progress` gets the result so far.
 
     Letters that died after `began_ms` are not touched (None: after the walk's beginning). `letters` moves letters and `delayed`
     cancels messages (None: the broker's store). `sleep` waits between two batches. `on_chosen` is called for each chosen letter.
     """
 
+    dry_run: bool = False
+    limit: int | None = None
+    rate: float | None = None
+    on_progress: Callable[[Any], None] = lambda _: None
     began_ms: int | None = None
     letters: LetterStore | None = None
     delayed: DelayStore | None = None
     sleep: Callable[[float], None] = time.sleep
     on_chosen: Callable[[Letter], None] = lambda _: None
+
+
+#: All letters, as fast as the broker answers.
+ALL = How()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -128,18 +136,15 @@ class Walk(Generic[Job]):
     carry: Callable[[list[Job]], Sequence[Answer | Exception]]
     count: Callable[[Job], None] = lambda _: None
     on_moved: Callable[[Job], None] = lambda _: None
-    on_progress: Callable[[Any], None] = lambda _: None
     finish: Callable[[], None] = lambda: None
-    rate: float | None = None
-    limit: int | None = None
-    context: WalkContext = field(default_factory=WalkContext)
+    how: How = ALL
     _began_ms: int = 0
     _evenly: Evenly = field(init=False)
     _may_pass: Callable[[bytes], bool] = field(init=False)
 
     def __post_init__(self) -> None:
         self._may_pass = self.chosen.sieve()
-        self._evenly = Evenly(self.rate, self.context.sleep)
+        self._evenly = Evenly(self.how.rate, self.how.sleep)
 
     def run(self) -> None:
         """Walk through the queue. Raises `BrokerError`; its text says how many letters had been moved."""
@@ -150,13 +155,13 @@ class Walk(Generic[Job]):
             raise self.result.cut_short(exc) from exc
 
     def _walk(self) -> None:
-        self._began_ms = self.transport.now_ms() if self.context.began_ms is None else self.context.began_ms
+        self._began_ms = self.transport.now_ms() if self.how.began_ms is None else self.how.began_ms
         with self.letters.open(self.result.dead_letter_queue) as letters:
             self.result.total = letters.total
             for page in letters.pages(self._gone):
                 self._take(page)
-                self.on_progress(self.result)
-                if self.result.is_full(self.limit):
+                self.how.on_progress(self.result)
+                if self.result.is_full(self.how.limit):
                     return
 
     def _gone(self) -> int:
@@ -166,12 +171,12 @@ class Walk(Generic[Job]):
     def _take(self, raws: list[bytes]) -> None:
         """Carry out the jobs of the letters that the filter chooses."""
         batch: list[Job] = []
-        size = BATCH if self.rate is None else max(1, min(int(self.rate * BEAT), BATCH))
+        size = BATCH if self.how.rate is None else max(1, min(int(self.how.rate * BEAT), BATCH))
         for raw in raws:
-            if self.result.is_full(self.limit):
+            if self.result.is_full(self.how.limit):
                 self._send(batch)
                 batch = []
-                if self.result.is_full(self.limit):
+                if self.result.is_full(self.how.limit):
                     return
             self.result.looked_at += 1
             job = self._chosen(raw)
@@ -180,7 +185,7 @@ class Walk(Generic[Job]):
             batch.append(job)
             if len(batch) >= size:
                 self._send(batch)
-                self.on_progress(self.result)
+                self.how.on_progress(self.result)
                 batch = []
         self._send(batch)
 
@@ -193,7 +198,7 @@ class Walk(Generic[Job]):
         if letter.died_ms is not None and self._began_ms < letter.died_ms <= self.transport.now_ms() + TOLERANCE_MS:
             return None  # a death that is further ahead is an old one: the clock was set back since
         self.result.matched += 1
-        self.context.on_chosen(letter)
+        self.how.on_chosen(letter)
         try:
             return self.prepare(letter)
         except RedriveError as exc:

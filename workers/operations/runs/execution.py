@@ -19,6 +19,7 @@ import time
 import uuid
 from collections import Counter
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from redelivery.errors import BrokerError, RedeliveryError
@@ -31,7 +32,7 @@ from redelivery.middleware.ports import Answer
 from ...ports import Claim, Halted
 from ..letters.redrive.fates import watched
 from ..letters.redrive.redrive import Redrive
-from ..letters.walk import WalkContext
+from ..letters.walk import How
 from .audit import Act, Acted, acted
 from .operation import Kind, Operation, State, guard_of, readable
 from .preview import walk_of
@@ -138,7 +139,9 @@ class Execution:
     def _walk(self) -> tuple[State, str]:
         options, operation = self._it.options, self._it
         walk = walk_of(self._runtime, operation.kind, operation.queue, operation.filter, options, actor=operation.actor)
-        context = WalkContext(
+        how = How(
+            rate=options.rate,
+            on_progress=self._progressed,
             began_ms=operation.created_ms,
             letters=self._store.letters(self._claim),
             delayed=self._store.delayed(self._claim),
@@ -149,7 +152,7 @@ class Execution:
             limit = None if options.limit is None else options.limit - self._base - self._gone
             if limit is not None and limit <= 0:
                 return State.DONE, ""
-            done = walk(limit=limit, rate=options.rate, context=context, on_progress=self._progressed, **more)
+            done = walk(how=replace(how, limit=limit), **more)
             if isinstance(done, Redrive) and done.stopped:
                 return State.STOPPED, done.stopped
             is_full = limit is not None and done.matched >= limit

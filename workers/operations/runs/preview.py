@@ -16,7 +16,7 @@ from ..letters.move import move
 from ..letters.purge import purge
 from ..letters.reading.causes import Causes
 from ..letters.redrive.redrive import Edit, Redrive, redrive
-from ..letters.walk import WalkContext
+from ..letters.walk import How
 from ..words.redaction import seen
 from .operation import Kind, Options, check
 
@@ -78,7 +78,7 @@ def preview(
             result.examples.append(letter.to_row())
 
     walk = walk_of(runtime, kind, queue, chosen, wanted)
-    walked = walk(dry_run=True, limit=wanted.limit, context=WalkContext(on_chosen=on_chosen), on_progress=on_progress)
+    walked = walk(how=How(dry_run=True, limit=wanted.limit, on_progress=on_progress, on_chosen=on_chosen))
     result.total, result.matched, result.moved, result.left = walked.total, walked.matched, walked.moved, walked.left
     if isinstance(walked, Redrive):
         result.chords, result.by_target = walked.chords, walked.by_target
@@ -93,9 +93,8 @@ def walk_of(
 ) -> Callable[..., Walked]:
     """Return the function that carries out this kind of operation; the command of that name calls it, too.
 
-    It takes `dry_run`, `limit`, `rate`, `on_progress` and `context`; the function of a redrive also takes `guard`. Any client may
-    have stored the operation, so this raises `InputError` for a queue whose messages are not dead, and for an archive outside the
-    app's.
+    It takes `how`; the function of a redrive also takes `guard`. Any client may have stored the operation, so this raises
+    `InputError` for a queue whose messages are not dead, and for an archive outside the app's.
     """
     transport = runtime.transport
     if kind is not Kind.CANCEL and queue in runtime.app.amqp.queues and queue not in dead_letters.known(runtime):

@@ -22,10 +22,10 @@ from redelivery.middleware.transitions.redrive import redrive as go_back
 
 from ....brokers.broker import broker_of
 from ...spans import send_span
-from ..walk import Walk, WalkContext, Walked
+from ..walk import ALL, How, Walk, Walked
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from redelivery.middleware.messages.events import Event
     from redelivery.middleware.ports import Answer, Transport
@@ -80,28 +80,23 @@ def redrive(
     transport: Transport,
     name: str,
     chosen: Filter,
+    how: How = ALL,
     *,
-    dry_run: bool = False,
-    rate: float | None = None,
-    limit: int | None = None,
     edit: Edit | None = None,
     guard: Guard | None = None,
-    on_progress: Callable[[Redrive], None] = lambda _: None,
-    context: WalkContext | None = None,
     actor: str | None = None,
 ) -> Redrive:
-    """Redrive letters of one dead-letter queue: at most `limit`, at most `rate` a second, changed as `edit` says.
+    """Redrive letters of one dead-letter queue, changed as `edit` says.
 
     `guard` may stop the redrive; then the result says why. A dry run needs no guard. `actor` is recorded in the events.
 
     Raises `BrokerError`, whose text says how many letters were redriven, and `InputError` if no message may be sent to the queue of
     `edit`.
     """
-    result, homes = Redrive(dead_letter_queue=name, dry_run=dry_run), Homes(transport, name)
+    result, homes = Redrive(dead_letter_queue=name, dry_run=how.dry_run), Homes(transport, name)
     if edit is not None and edit.queue is not None:
         required(transport, edit.queue)
-    context = context or WalkContext()
-    letters = context.letters or broker_of(transport).letters
+    letters = how.letters or broker_of(transport).letters
 
     def send(moves: list[Moved]) -> Sequence[Answer | Exception]:
         return letters.redrive_many(name, [move.parts for move in moves])
@@ -110,7 +105,7 @@ def redrive(
         return send(moves) if guard is None else guard.carry(moves, [move.parts[-1] for move in moves], send)
 
     def finish() -> None:
-        if guard is not None and not dry_run:
+        if guard is not None and not how.dry_run:
             guard.end()
 
     walk = Walk(
@@ -122,11 +117,8 @@ def redrive(
         carry=carry,
         count=result.count,
         on_moved=lambda move: send_span(transport, move.letter, name, move.parts[-1], move.prepared_ns),
-        on_progress=on_progress,
         finish=finish,
-        rate=rate,
-        limit=limit,
-        context=context,
+        how=how,
     )
     try:
         walk.run()
@@ -135,7 +127,7 @@ def redrive(
     finally:
         if guard is not None:
             result.saw(guard)
-        on_progress(result)
+        how.on_progress(result)
     return result
 
 
