@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from os import PathLike
 
-    from .sources import Source
-
 BUILT_IN, DECORATOR = "built-in", "decorator"
 #: The app has few queues and tasks; this bounds the memory if messages name many others.
 MAX_REMEMBERED = 10_000
@@ -80,18 +78,9 @@ class RedeliverySettings(GeneralSettings):
         read = [] if toml is None else [sources.toml_file(toml)]
         if conf is not None:
             read.append(sources.mapping(conf, "app.conf.redelivery"))
-        return cls._of([*read, sources.environment(environ)])
-
-    @classmethod
-    def _of(cls, read: Iterable[Source]) -> Self:
-        general: dict[str, Any] = {}
-        origins = dict.fromkeys(GENERAL, BUILT_IN)
-        rows: list[Row] = []
-        for source in read:
-            general.update(source.general)
-            origins.update(dict.fromkeys(source.general, source.name))
-            rows.extend(source.rows)
-        return cls(**general, rows=tuple(rows), general_sources=origins)
+        read.append(sources.environment(environ))
+        general, origins = _merged(GENERAL, ((each.general, each.name) for each in read))
+        return cls(**general, rows=tuple(row for each in read for row in each.rows), general_sources=origins)
 
     def policy_for(self, queue: str, task: str | None = None, decorator: Mapping[str, Any] | None = None) -> ResolvedPolicy:
         """The policy for a task on a queue. Raises `ConfigurationError` if the merged fields contradict each other.
@@ -109,11 +98,7 @@ class RedeliverySettings(GeneralSettings):
         return resolved
 
     def _resolve(self, queue: str, task: str | None, decorator: Mapping[str, Any] | None) -> ResolvedPolicy:
-        merged: dict[str, Any] = {}
-        origins = dict.fromkeys(FIELDS, BUILT_IN)
-        for given, origin in self._layers(queue, task, decorator):
-            merged.update(given)
-            origins.update(dict.fromkeys(given, origin))
+        merged, origins = _merged(FIELDS, self._layers(queue, task, decorator))
         try:
             policy = RedeliveryPolicy(**merged)
         except ConfigurationError as error:
@@ -135,6 +120,16 @@ class RedeliverySettings(GeneralSettings):
         matching = [row for row in (CHORD_UNLOCK, *self.rows) if row.table == table and row.pattern.matches(address)]
         for row in sorted(matching, key=lambda row: row.pattern.specificity):
             yield row.fields, str(row)
+
+
+def _merged(names: Iterable[str], layers: Iterable[tuple[Mapping[str, Any], str]]) -> tuple[dict[str, Any], dict[str, str]]:
+    """The values of these layers, of which a later one wins, and the layer that each name has its value from."""
+    merged: dict[str, Any] = {}
+    origins = dict.fromkeys(names, BUILT_IN)
+    for given, origin in layers:
+        merged.update(given)
+        origins.update(dict.fromkeys(given, origin))
+    return merged, origins
 
 
 def _contradiction(queue: str, task: str | None, error: str, origins: Mapping[str, str]) -> str:
