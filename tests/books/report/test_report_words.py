@@ -170,6 +170,13 @@ def test_a_gap_is_told_of_where_nothing_else_is_wrong() -> None:
     assert "<script>" not in whole
 
 
+def test_a_gap_of_unknown_size_is_told_of_too() -> None:
+    """An export notes such a gap without `lost`, for example after a server has lost its last two seconds."""
+    gap = {"after": "2-0", "before": "1-0", "why": "replaced", "noticed_ms": 1}
+    text = text_of(page(replace(wrong(balanced=9), balanced=False, gaps=[gap]), []))
+    assert "gap ? outcome log Events left the log before they were exported. after 2-0, before 1-0, why replaced" in text
+
+
 def test_what_earlier_runs_had_said_is_named() -> None:
     """Corrections, and discrepancies that remain."""
     text = text_of(page(replace(wrong(balanced=9), corrections=1, standing={"lost": 2}), []))
