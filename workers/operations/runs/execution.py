@@ -96,7 +96,7 @@ class Execution:
             cause = exc.__cause__ if isinstance(exc, BrokerError) and exc.__cause__ is not None else exc
             if self._runtime.transport.is_transient(cause):
                 self._wait_for_broker(cause)
-                raise
+                raise cause from None  # without "run the same command again": this goes on by itself
             state, message = State.FAILED, readable(cause)
         except RedeliveryError as exc:
             state, message = State.FAILED, str(exc)
