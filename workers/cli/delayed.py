@@ -160,7 +160,9 @@ def _change(
         with nullcontext() if failure is None else suppress(*ANY_BROKER_ERRORS):
             record(context.transport, said)
     if failure is not None:
-        msg = f"{counted(count, 'message', 'messages')} of {len(found)} {doing.words[dry_run]}, then: {failure}"
+        so_far = f"{counted(count, 'message', 'messages')} of {len(found)} {doing.words[dry_run]}"
+        rest = f"run the command again from task {found[len(done)].contents.task_id} on"
+        msg = f"{so_far}, then: {failure}; {rest}: `redelivery task show` says whether that one was still changed"
         raise BrokerError(msg) from failure
     if context.as_json:
         print_json(done)

@@ -211,4 +211,5 @@ def test_a_change_of_many_that_breaks_says_and_records_what_it_had_changed(desk:
     done = desk.run("delayed", "promote", *ids)
     assert done.exit_code == 2
     assert "1 message of 2 promoted, then: " in done.stderr
+    assert "; run the command again from task b on: `redelivery task show` says whether" in done.stderr
     assert [(each["acted"], each["tasks"]) for each in desk.json("audit")] == [("failed", ["a"])]
