@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from redelivery.display import safe, word
 
+from ..words.numbers import counted
 from .finding import Finding
 
 if TYPE_CHECKING:
@@ -37,7 +38,8 @@ def check_unread(seen: Seen) -> Iterator[Finding]:
             continue
         if each.oldest_ms is not None and seen.now_ms - each.oldest_ms < UNREAD / timedelta(milliseconds=1):
             continue
-        what = f"{safe(each.name)} has {each.letters} dead letters that nobody takes{_since(each, seen.now_ms)}"
+        letters = counted(each.letters, "dead letter", "dead letters")
+        what = f"{safe(each.name)} has {letters} that nobody takes{_since(each, seen.now_ms)}"
         why = "each is a task that did not happen: redrive them, or purge them" + _growing(each, seen.now_ms)
         fix = f"redelivery -A {seen.app} dlq show {word(each.name)}"
         yield Finding("dead_letter_queue.unread", "warning", what, why, fix)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ...brokers.redis.outcome_log import FILLING
+from ..words.numbers import counted
 from .finding import Finding
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def check_bytes(seen: Seen) -> Iterator[Finding]:
     if log is None:
         return
     if log.lost:
-        what = f"{log.lost} events left the outcome log unexported since the last export"
+        what = f"{counted(log.lost, 'event', 'events')} left the outcome log unexported since the last export"
         why = "the books have a gap there: export more often, or raise outcome_log_max_bytes"
         yield Finding("outcome_log.lost", "danger", what, why, f"{_export(seen)} --every 60s")
     elif log.bytes is not None and log.bytes >= FILLING * cap:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from redelivery.display import safe, word
 
 from ...ports import NotKnown
+from ..words.numbers import counted
 from .finding import Finding, named
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def check_consumers(seen: Seen) -> Iterator[Finding | NotKnown]:
             return
     for name, count in sorted(alone.items()):
         fix = f"celery -A {seen.app} worker -Q {word(name)}"
-        what = f"{count} messages wait in {safe(name)}, and no worker consumes it"
+        what = f"{counted(count, 'message waits', 'messages wait')} in {safe(name)}, and no worker consumes it"
         yield Finding("queue.unconsumed", "danger", what, "these tasks do not run", fix)
 
 
@@ -62,7 +63,7 @@ def check_dispatcher(seen: Seen) -> Iterator[Finding]:
         return
     has_workers = seen.fleet is not None and bool(seen.fleet.ours)
     if not queues.dispatchers and (queues.delayed or has_workers):
-        what = f"no dispatcher is alive, and {queues.delayed} delayed messages wait"
+        what = f"no dispatcher is alive, and {counted(queues.delayed, 'delayed message waits', 'delayed messages wait')}"
         why = "messages that become due stay in the delay store: no retry, no ETA (dispatcher = true lets the workers do it)"
         fix = f"redelivery -A {seen.app} dispatcher"
         yield Finding("dispatcher.none", "danger", what, why, fix)
