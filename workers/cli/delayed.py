@@ -19,7 +19,7 @@ from ..operations.delayed import changes as delayed_changes
 from ..operations.delayed.bulk import cancel_waiting
 from ..operations.letters.filter import Filter
 from ..operations.letters.reading.whole import as_editable
-from ..operations.letters.walk import How
+from ..operations.letters.walk import WalkOptions
 from ..operations.queues import require_queue
 from ..operations.runs.audit import Act, Acted, acted, record, recording, result_of
 from ..operations.runs.operation import Kind, Options, begin, check
@@ -230,7 +230,7 @@ def cancel(
     )
     words = doing.words[dry_run]
     with recorded as result, Progress() as progress:
-        how = How(
+        how = WalkOptions(
             dry_run=dry_run,
             limit=limit,
             on_progress=lambda so_far: progress.say(f"{so_far.moved} {words}, {so_far.looked_at} of {so_far.total} looked at"),
@@ -253,7 +253,7 @@ def _is_agreed(context: Context, queue: str, chosen: Filter, limit: int | None) 
     """Ask a person at a terminal. Raises click's usage error if there is no terminal."""
     if not is_terminal():
         raise click.UsageError(NEEDS_YES)
-    expected = cancel_waiting(context.runtime, queue, chosen, How(dry_run=True, limit=limit))
+    expected = cancel_waiting(context.runtime, queue, chosen, WalkOptions(dry_run=True, limit=limit))
     return is_confirmed(f"Cancel {expected.moved} of {counted(expected.total, 'message', 'messages')} that are delayed?")
 
 

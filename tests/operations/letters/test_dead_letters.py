@@ -16,7 +16,7 @@ from redelivery.workers.operations.letters import dead_letters
 from redelivery.workers.operations.letters.filter import Filter
 from redelivery.workers.operations.letters.purge import purge
 from redelivery.workers.operations.letters.redrive.redrive import redrive
-from redelivery.workers.operations.letters.walk import How
+from redelivery.workers.operations.letters.walk import WalkOptions
 from tests.support.desk import LETTERS, QUEUE, Desk, body_of, copies, task_message
 
 if TYPE_CHECKING:
@@ -196,9 +196,9 @@ def test_a_redrive_misses_no_letter_while_others_are_purged(desk: Desk) -> None:
 
     def purge_others(so_far: Walked) -> None:
         if so_far.moved == PAGE and not purged:
-            purged.append(purge(desk.transport, LETTERS, Filter(tasks=("desk.seal",)), How(limit=PAGE)))
+            purged.append(purge(desk.transport, LETTERS, Filter(tasks=("desk.seal",)), WalkOptions(limit=PAGE)))
 
-    done = redrive(desk.transport, LETTERS, Filter(tasks=("desk.pack",)), How(on_progress=purge_others))
+    done = redrive(desk.transport, LETTERS, Filter(tasks=("desk.pack",)), WalkOptions(on_progress=purge_others))
     assert (done.moved, desk.client.llen(LETTERS)) == (3 * PAGE // 2, PAGE // 2)
 
 

@@ -20,7 +20,7 @@ from redelivery.workers.operations.letters.filter import Filter
 from redelivery.workers.operations.letters.move import move
 from redelivery.workers.operations.letters.purge import purge
 from redelivery.workers.operations.letters.reading.causes import causes
-from redelivery.workers.operations.letters.walk import BATCH, How
+from redelivery.workers.operations.letters.walk import BATCH, WalkOptions
 from tests.support.desk import LETTERS, QUEUE, Desk, copies, each_desk, task_message
 
 if TYPE_CHECKING:
@@ -56,9 +56,9 @@ def test_a_purge_takes_what_the_filter_means_and_no_more_than_the_limit(desk: De
         desk.die(task_message(task_id), reason=reason)
     chosen = Filter(reasons=frozenset({"expired"}))
     before = len(desk.events)
-    assert purge(desk.transport, LETTERS, chosen, How(dry_run=True, limit=2)).moved == 2
+    assert purge(desk.transport, LETTERS, chosen, WalkOptions(dry_run=True, limit=2)).moved == 2
     assert (desk.ids(LETTERS), len(desk.events)) == (["a", "b", "c", "d"], before)
-    assert purge(desk.transport, LETTERS, chosen, How(limit=2)).moved == 2
+    assert purge(desk.transport, LETTERS, chosen, WalkOptions(limit=2)).moved == 2
     assert desk.ids(LETTERS) == ["b", "d"]
 
 

@@ -15,7 +15,7 @@ from redelivery.middleware.messages.events import Outcome
 from redelivery.middleware.messages.steps import opened, sealed
 from redelivery.workers.operations.letters.filter import Filter
 from redelivery.workers.operations.letters.redrive.redrive import redrive
-from redelivery.workers.operations.letters.walk import BATCH, How
+from redelivery.workers.operations.letters.walk import BATCH, WalkOptions
 from tests.support.desk import LETTERS, QUEUE, Desk, body_of, copies, each_desk, task_message
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def test_a_dry_run_counts_and_changes_nothing(desk: Desk) -> None:
     """It gives the same figures as the redrive itself."""
     ids = copies(desk, BATCH + 3)
     before = len(desk.events)
-    dry = redrive(desk.transport, LETTERS, EVERYTHING, How(dry_run=True))
+    dry = redrive(desk.transport, LETTERS, EVERYTHING, WalkOptions(dry_run=True))
     assert (dry.moved, dry.matched, desk.ids(LETTERS), desk.messages(), len(desk.events)) == (len(ids), len(ids), ids, [], before)
     wet = redrive(desk.transport, LETTERS, EVERYTHING)
     assert {**wet.to_dict(), "dry_run": True} == dry.to_dict()
@@ -75,7 +75,7 @@ def test_a_dry_run_counts_and_changes_nothing(desk: Desk) -> None:
 def test_a_limit_takes_the_oldest(desk: Desk, limit: int) -> None:
     """No more than so many, and no fewer if there are enough."""
     ids = [desk.die() for _ in range(3)]
-    done = redrive(desk.transport, LETTERS, EVERYTHING, How(limit=limit))
+    done = redrive(desk.transport, LETTERS, EVERYTHING, WalkOptions(limit=limit))
     assert (done.moved, desk.ids(), desk.ids(LETTERS)) == (min(limit, 3), ids[:limit], ids[limit:])
 
 
@@ -119,7 +119,7 @@ def test_letters_are_chosen_by_the_time_of_their_death(desk: Desk) -> None:
         (died + 1, died - 1, 1),
     ):
         chosen = Filter(died_before_ms=before, died_after_ms=after)
-        assert redrive(desk.transport, LETTERS, chosen, How(dry_run=True)).moved == expected
+        assert redrive(desk.transport, LETTERS, chosen, WalkOptions(dry_run=True)).moved == expected
 
 
 def test_letters_go_back_although_the_clock_was_set_back_after_their_death(desk: Desk) -> None:
@@ -165,7 +165,7 @@ def test_letters_that_die_while_it_runs_are_left_alone(desk: Desk) -> None:
         died_again.append(desk.die(task_message("again", "desk.again")))
         desk.client.lpop(desk.keys.list(QUEUE))
 
-    done = redrive(desk.transport, LETTERS, EVERYTHING, How(on_progress=die_again))
+    done = redrive(desk.transport, LETTERS, EVERYTHING, WalkOptions(on_progress=die_again))
     assert done.moved == 2 * BATCH
     assert desk.ids(LETTERS) == died_again
     assert len(died_again) >= 2
@@ -191,7 +191,7 @@ def test_a_rate_is_not_passed(desk: Desk, rate: float) -> None:
     count = 6
     copies(desk, count)
     began = time.monotonic()
-    redrive(desk.transport, LETTERS, EVERYTHING, How(rate=rate))
+    redrive(desk.transport, LETTERS, EVERYTHING, WalkOptions(rate=rate))
     took = time.monotonic() - began
     batch = max(1, int(rate / 10))
     assert took >= (count - batch) / rate * 0.99

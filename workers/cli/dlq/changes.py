@@ -20,7 +20,7 @@ from ...operations.letters.live_queues import require_rest
 from ...operations.letters.move import move
 from ...operations.letters.purge import purge
 from ...operations.letters.redrive.redrive import Edit, Redrive, redrive
-from ...operations.letters.walk import How
+from ...operations.letters.walk import WalkOptions
 from ...operations.queues import require_queue
 from ...operations.runs.audit import Act, recording, result_of
 from ...operations.runs.operation import Kind, Options, begin
@@ -54,7 +54,7 @@ def is_agreed(options: dict[str, Any], go: Callable[..., Walked], limit: int | N
     """Ask for confirmation, after a dry run of `go`. True without a question without a terminal, or if `--id` names the letters."""
     if not is_asked or options["task_ids"] or not is_terminal():
         return True
-    expected = go(how=How(dry_run=True, limit=limit))
+    expected = go(how=WalkOptions(dry_run=True, limit=limit))
     said = question.format(f"{expected.moved} of {counted(expected.total, 'dead letter', 'dead letters')}")
     if isinstance(expected, Redrive) and expected.by_target:
         say(f"They would go to: {targets_of(expected)}.", err=True)
@@ -117,7 +117,9 @@ def purge_(
     recorded = recording(transport, Act.PURGE, name, actor=actor, why=why, chosen=chosen, options=wanted.to_dict(), dry_run=dry_run)
     went = "would be purged" if dry_run else "purged"
     with recorded as result, Progress() as progress:
-        how = How(dry_run=dry_run, limit=limit, on_progress=lambda so_far: progress.say(f"{so_far.moved} of {so_far.total} {went}"))
+        how = WalkOptions(
+            dry_run=dry_run, limit=limit, on_progress=lambda so_far: progress.say(f"{so_far.moved} of {so_far.total} {went}")
+        )
         done = remove(how=how)
         result.update(result_of(done))
     if not done.matched:
@@ -185,7 +187,7 @@ def move_(
         return
     recorded = recording(transport, Act(act), name, actor=actor, why=why, chosen=chosen, options=wanted.to_dict(), dry_run=dry_run)
     with recorded as result:
-        done = go(how=How(dry_run=dry_run, limit=limit))
+        done = go(how=WalkOptions(dry_run=dry_run, limit=limit))
         result.update(result_of(done))
     if not done.matched:
         require_found(context, name, options)

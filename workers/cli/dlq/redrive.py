@@ -21,7 +21,7 @@ from ...operations.letters.live_queues import why_it_runs
 from ...operations.letters.redrive.edits import changed, edit_of_json
 from ...operations.letters.redrive.fates import watched
 from ...operations.letters.redrive.redrive import Edit, Redrive, redrive
-from ...operations.letters.walk import How
+from ...operations.letters.walk import WalkOptions
 from ...operations.queues import declare, require_queue
 from ...operations.runs.audit import Act, recording, result_of
 from ...operations.runs.operation import Kind, Options, begin, guard_of
@@ -156,7 +156,7 @@ def redrive_(
     recorded = recording(transport, Act.REDRIVE, name, actor=actor, why=why, chosen=chosen, options=asked, dry_run=dry_run)
     is_guarded, went = wanted.is_guarded and not dry_run, "would go back" if dry_run else "sent back"
     with recorded as result, Progress() as progress, watched(transport, name) if is_guarded else nullcontext() as fates:
-        how = How(
+        how = WalkOptions(
             dry_run=dry_run,
             limit=limit,
             rate=rate,

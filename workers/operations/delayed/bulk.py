@@ -15,7 +15,7 @@ from redelivery.middleware.ports import Answer
 
 from ...brokers.broker import broker_of
 from ...letters import Letter
-from ..letters.walk import ALL, Evenly, How, Walked
+from ..letters.walk import ALL, Evenly, Walked, WalkOptions
 from .changes import cancel, changeable
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def cancel_waiting(
     runtime: Runtime,
     queue: str,
     chosen: Filter,
-    how: How = ALL,
+    how: WalkOptions = ALL,
     *,
     actor: str | None = None,
 ) -> Cancelled:
@@ -70,7 +70,7 @@ def cancel_waiting(
     return result
 
 
-def _is_chosen(each: Delayed, chosen: Filter, result: Cancelled, how: How) -> bool:
+def _is_chosen(each: Delayed, chosen: Filter, result: Cancelled, how: WalkOptions) -> bool:
     result.looked_at += 1
     letter = Letter.of(each.contents.raw)
     if not chosen.passes(letter):

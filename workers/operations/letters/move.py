@@ -20,7 +20,7 @@ from redelivery.middleware.transitions.homes import Homes
 from ...brokers.broker import broker_of
 from ..spans import send_span
 from .live_queues import require_rest
-from .walk import ALL, How, Walk, Walked
+from .walk import ALL, Walk, Walked, WalkOptions
 
 if TYPE_CHECKING:
     from redelivery.middleware.messages.events import Event
@@ -45,7 +45,7 @@ def move(
     name: str,
     target: str,
     chosen: Filter,
-    how: How = ALL,
+    how: WalkOptions = ALL,
     *,
     actor: str | None = None,
 ) -> Move:

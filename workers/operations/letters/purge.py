@@ -16,7 +16,7 @@ from redelivery.middleware.messages.events import Outcome, Reason
 from ...brokers.broker import broker_of
 from ..spans import send_span
 from .archive import archive
-from .walk import ALL, How, Walk, Walked
+from .walk import ALL, Walk, Walked, WalkOptions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,7 +46,7 @@ def purge(
     transport: Transport,
     name: str,
     chosen: Filter,
-    how: How = ALL,
+    how: WalkOptions = ALL,
     *,
     archive_to: str | None = None,
     actor: str | None = None,

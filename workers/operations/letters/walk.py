@@ -96,7 +96,7 @@ class Evenly:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class How:
+class WalkOptions:
     """How to walk: at most `limit` letters, at most `rate` a second; a `dry_run` moves none. `on_progress` gets the result so far.
 
     Letters that died after `began_ms` are not touched (None: after the walk's beginning). `letters` moves letters and `delayed`
@@ -115,7 +115,7 @@ class How:
 
 
 #: All letters, as fast as the broker answers.
-ALL = How()
+ALL = WalkOptions()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -137,7 +137,7 @@ class Walk(Generic[Job]):
     count: Callable[[Job], None] = lambda _: None
     on_moved: Callable[[Job], None] = lambda _: None
     finish: Callable[[], None] = lambda: None
-    how: How = ALL
+    how: WalkOptions = ALL
     _began_ms: int = 0
     _evenly: Evenly = field(init=False)
     _may_pass: Callable[[bytes], bool] = field(init=False)

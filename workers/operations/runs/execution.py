@@ -32,7 +32,7 @@ from redelivery.middleware.ports import Answer
 from ...ports import Claim, Halted
 from ..letters.redrive.fates import watched
 from ..letters.redrive.redrive import Redrive
-from ..letters.walk import How
+from ..letters.walk import WalkOptions
 from .audit import Act, Acted, acted
 from .operation import Kind, Operation, State, guard_of, readable
 from .preview import walk_of
@@ -139,7 +139,7 @@ class Execution:
     def _walk(self) -> tuple[State, str]:
         options, operation = self._it.options, self._it
         walk = walk_of(self._runtime, operation.kind, operation.queue, operation.filter, options, actor=operation.actor)
-        how = How(
+        how = WalkOptions(
             rate=options.rate,
             on_progress=self._progressed,
             began_ms=operation.created_ms,

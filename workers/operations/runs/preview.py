@@ -16,7 +16,7 @@ from ..letters.move import move
 from ..letters.purge import purge
 from ..letters.reading.causes import Causes
 from ..letters.redrive.redrive import Edit, Redrive, redrive
-from ..letters.walk import How
+from ..letters.walk import WalkOptions
 from ..words.redaction import seen
 from .operation import Kind, Options, check
 
@@ -78,7 +78,7 @@ def preview(
             result.examples.append(letter.to_row())
 
     walk = walk_of(runtime, kind, queue, chosen, wanted)
-    walked = walk(how=How(dry_run=True, limit=wanted.limit, on_progress=on_progress, on_chosen=on_chosen))
+    walked = walk(how=WalkOptions(dry_run=True, limit=wanted.limit, on_progress=on_progress, on_chosen=on_chosen))
     result.total, result.matched, result.moved, result.left = walked.total, walked.matched, walked.moved, walked.left
     if isinstance(walked, Redrive):
         result.chords, result.by_target = walked.chords, walked.by_target

@@ -15,7 +15,7 @@ from ...brokers.broker import broker_of
 from ..letters.filter import Filter
 from ..letters.redrive.edits import changed
 from ..letters.redrive.redrive import redrive, returned
-from ..letters.walk import How
+from ..letters.walk import WalkOptions
 from ..spans import send_span
 from .audit import Act, Acted, acted, record
 
@@ -39,7 +39,7 @@ def redrive_one(transport: Transport, name: str, letter: Letter, *, actor: str, 
         send_span(transport, letter, name, move.parts[-1], move.prepared_ns)
         target = move.queue
     else:
-        done = redrive(transport, name, Filter(task_ids=frozenset({letter.task_id})), How(limit=1), edit=edit, actor=actor)
+        done = redrive(transport, name, Filter(task_ids=frozenset({letter.task_id})), WalkOptions(limit=1), edit=edit, actor=actor)
         if not done.moved:
             msg = next(iter(done.left), f"the dead letter of task {letter.task_id} has left {name!r} meanwhile")
             raise RedriveError(msg)

@@ -22,7 +22,7 @@ from redelivery.middleware.transitions.redrive import redrive as go_back
 
 from ....brokers.broker import broker_of
 from ...spans import send_span
-from ..walk import ALL, How, Walk, Walked
+from ..walk import ALL, Walk, Walked, WalkOptions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -80,7 +80,7 @@ def redrive(
     transport: Transport,
     name: str,
     chosen: Filter,
-    how: How = ALL,
+    how: WalkOptions = ALL,
     *,
     edit: Edit | None = None,
     guard: Guard | None = None,
