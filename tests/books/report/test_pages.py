@@ -6,7 +6,9 @@ import json
 import random
 import subprocess
 import sys
+from collections import Counter
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pytest
@@ -14,10 +16,12 @@ from click.testing import CliRunner, Result
 from pyarrow import parquet
 
 from redelivery.workers.cli.main import redelivery
+from redelivery.workers.reconciliation.outputs import pages
 from redelivery.workers.reconciliation.outputs.pages import COLUMNS, page_of
 from redelivery.workers.reconciliation.rules import DISCREPANCIES, RULES, VERDICTS, WORST_FIRST
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 STEP = pa.struct([("outcome", pa.string()), ("at_ms", pa.int64())])
@@ -39,6 +43,9 @@ def books_of(folder: Path, *parts: list[dict[str, Any]]) -> Path:
     for number, part in enumerate(parts):
         parquet.write_table(pa.Table.from_pylist(part, pa.schema(kinds)), folder / "verdicts" / f"part-{number}.parquet")
     (folder / "verdicts" / "_SUCCESS").touch()
+    counts = Counter(each["verdict"] for part in parts for each in part)
+    numbers = dict.fromkeys(("as_of_ms", "lives", "events", "possible_repeats"), 0)
+    (folder / "summary.json").write_text(json.dumps({**numbers, "verdicts": counts}))
     return folder
 
 
@@ -126,20 +133,81 @@ def test_json_has_the_events_and_the_number_of_the_next_page(tmp_path: Path) -> 
 
 
 def test_what_is_no_output_of_the_books_is_refused_in_one_line(tmp_path: Path) -> None:
-    """A folder of another kind, one that is not there, a file that is broken, a verdict that does not exist."""
+    """A folder of another kind, one that is not there, a verdict that does not exist."""
     (tmp_path / "other").mkdir()
     for folder in ("other", "nowhere"):
         done = show(tmp_path / folder)
         assert (done.exit_code, done.stdout) == (2, "")
         assert done.stderr.startswith(f"redelivery: error: there are no books in {tmp_path / folder}: name the folder")
-    broken = books_of(tmp_path / "broken", [life("a", "lost")])
-    (broken / "verdicts" / "part-0.parquet").write_bytes(b"PAR1")
-    done = show(broken)
-    assert done.exit_code == 2
-    assert done.stderr.startswith("redelivery: error: the verdicts in ")
-    assert len(done.stderr.splitlines()) == 1
     assert show(tmp_path, "--verdict", "lots").exit_code == 2
     assert show(tmp_path, "--limit", "0").exit_code == 2
+
+
+def remove(*files: Path) -> None:
+    """Remove these files of a table."""
+    for each in files:
+        each.unlink()
+
+
+def damaged_text(file: Path) -> None:
+    """Put a byte that is no UTF-8 into an id."""
+    whole = parquet.read_table(file)
+    ids = pa.Array.from_buffers(pa.string(), 1, pa.array([b"\xff"], pa.binary()).buffers())
+    parquet.write_table(whole.set_column(whole.schema.get_field_index("task_id"), "task_id", ids), file)
+
+
+CUT = "/part-1.parquet cannot be read: it is cut, damaged or of another program; run `redelivery reconcile` again"
+DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no Parquet": (lambda file: file.write_text("no Parquet"), CUT),
+    "empty": (lambda file: file.write_bytes(b""), CUT),
+    "cut": (lambda file: file.write_bytes(file.read_bytes()[:-9]), CUT),
+    "zeros": (lambda file: file.write_bytes(file.read_bytes()[:40] + bytes(200) + file.read_bytes()[240:]), CUT),
+    "no UTF-8": (damaged_text, CUT),
+    "other columns": (
+        lambda file: parquet.write_table(pa.table({"task_id": ["a"]}), file),
+        "/part-1.parquet is no file of verdicts: the column verdict is missing; run `redelivery reconcile` again",
+    ),
+    "other types": (
+        lambda file: parquet.write_table(pa.table({"task_id": [1]}), file),
+        "/part-1.parquet is no file of verdicts: the column task_id is of another type; run `redelivery reconcile` again",
+    ),
+    "missing": (
+        remove,
+        " has 1 of 2 lives that summary.json counts: a file is missing or strange; run `redelivery reconcile` again",
+    ),
+    "all missing": (
+        lambda file: remove(*file.parent.glob("*.parquet")),
+        " has no files: run `redelivery reconcile` again",
+    ),
+    "a folder": (lambda file: file.rename(file.with_name("part-0.parquet")).with_name("part-1.parquet").mkdir(), CUT),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("words", [(), ("--verdict", "lost"), ("--json",)])
+def test_damage_is_one_line_that_names_the_file_and_what_to_do(tmp_path: Path, damage: str, words: tuple[str, ...]) -> None:
+    """Whatever is damaged: no life is left out silently, and nothing is said in Arrow's words."""
+    folder = books_of(tmp_path / "books", [life("a", "lost")], [life("b", "lost")])
+    spoil, said = DAMAGES[damage]
+    spoil(folder / "verdicts" / "part-1.parquet")
+    done = show(folder, *words)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr == f"redelivery: error: {folder}/verdicts{said}\n"
+
+
+def test_an_output_without_rights_or_summary_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reason is the system's; a summary that is cut is named as well."""
+    folder = books_of(tmp_path / "books", [life("a", "lost")])
+    (folder / "summary.json").write_text('{"lives":')
+    assert show(folder).stderr == (
+        f"redelivery: error: {folder}/summary.json cannot be read: it is cut, damaged or of another program; "
+        "run `redelivery reconcile` again\n"
+    )
+    system = Mock(get_file_info=Mock(side_effect=PermissionError(13, "Arrow's own long words")))
+    monkeypatch.setattr(pages, "place_of", lambda _: (system, ""))
+    assert show(folder).stderr == (
+        f"redelivery: error: {folder}/verdicts cannot be read: Permission denied; look at its rights and at the disk\n"
+    )
 
 
 def test_balanced_lives_that_were_not_written_are_explained(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 #: The maximum number of bytes that are read of a file.
 MAX_BYTES: Final = 4 * 1024 * 1024
+#: What to do about an output that is damaged.
+AGAIN: Final = "run `redelivery reconcile` again"
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
 
@@ -60,20 +63,40 @@ def _is_complete(summary: dict[str, Any]) -> bool:
 
 
 def place_of(output: str) -> tuple[fs.FileSystem, str]:
-    """The filesystem of an output, and its folder there. Raises pyarrow's error for a URI that it does not know."""
-    from pyarrow import fs  # noqa: PLC0415 - as below
+    """The filesystem of an output, and its folder there. Raises `InputError` for a URI that pyarrow does not know."""
+    from pyarrow import ArrowException, fs  # noqa: PLC0415 - as below
 
     if _SCHEME.match(output) is None:
         return fs.LocalFileSystem(), output.rstrip("/")
-    system, path = fs.FileSystem.from_uri(re.sub("^s3a:", "s3:", output))  # Hadoop's name for s3 is s3a
+    try:
+        system, path = fs.FileSystem.from_uri(re.sub("^s3a:", "s3:", output))  # Hadoop's name for s3 is s3a
+    except (ArrowException, OSError, ValueError) as exc:
+        msg = scrubbed(f"{output!r} is not a place that pyarrow knows ({exc}): give a path, or a URI such as s3://bucket/books")
+        raise InputError(msg) from exc
     return system, path.rstrip("/")
+
+
+def named(output: str, name: str) -> str:
+    """A file of an output, for messages; the options after a URI's `?` stay away."""
+    return f"{(output.partition('?')[0] if _SCHEME.match(output) else output).rstrip('/')}/{name}"
+
+
+def unreadable(output: str, name: str, exc: Exception) -> InputError:
+    """The error for a file or folder `name` of an output that cannot be read: what is wrong with it, and what to do."""
+    if isinstance(exc, OSError) and exc.errno is not None:
+        what, remedy = os.strerror(exc.errno), "look at its rights and at the disk"
+    elif isinstance(exc, OSError) and _SCHEME.match(output) is not None:  # an answer of an object store
+        what, remedy = " ".join(str(exc).split()), "look at your rights there"
+    else:
+        what, remedy = "it is cut, damaged or of another program", AGAIN
+    return InputError(scrubbed(f"{named(output, name)} cannot be read: {what}; {remedy}"))
 
 
 def _read(output: str, name: str, *, is_needed: bool = True) -> Any:
     from pyarrow import ArrowException  # noqa: PLC0415 - pyarrow is an optional dependency
 
+    system, folder = place_of(output)
     try:
-        system, folder = place_of(output)
         with system.open_input_stream(f"{folder}/{name}") as file:
             return json.loads(file.read(MAX_BYTES))
     except FileNotFoundError as exc:
@@ -82,5 +105,4 @@ def _read(output: str, name: str, *, is_needed: bool = True) -> Any:
         msg = scrubbed(f"there are no books in {output}: name the folder that `redelivery reconcile --output` wrote")
         raise InputError(msg) from exc
     except (ArrowException, OSError, ValueError, RecursionError) as exc:
-        msg = scrubbed(f"{output}/{name} cannot be read: {exc}")
-        raise InputError(msg) from exc
+        raise unreadable(output, name, exc) from exc
