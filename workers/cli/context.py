@@ -6,6 +6,8 @@ broker does not answer.
 
 from __future__ import annotations
 
+import inspect
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -155,9 +157,13 @@ def json_option(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def general(command: click.Command) -> click.Command:
-    """Add the root's options `-A`, `--wide` and `--color` to a command, or to each command of a group. Returns the command."""
+    """Add the root's options `-A`, `--wide` and `--color` to a command, or to each command of a group. Returns the command.
+
+    The help of a group has the whole first sentence of each command: click would cut it.
+    """
     if isinstance(command, click.Group):
         for each in command.commands.values():
+            each.short_help = re.split(r"(?<=\.)\s", inspect.cleandoc(each.help or ""), maxsplit=1)[0]
             general(each)
     elif not any(each.name == "wide" for each in command.params):
         command.params += [

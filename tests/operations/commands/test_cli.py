@@ -9,6 +9,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -244,6 +245,17 @@ def test_every_command_is_there_and_helps() -> None:
         assert CliRunner().invoke(redelivery, [name, "--help"]).exit_code == 0
         assert f"  {name} " in root.output
     assert CliRunner().invoke(redelivery, ["nonsense"]).exit_code == 2
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_cuts_no_sentence_and_is_not_wider_than_80_columns(name: str) -> None:
+    """That of each command and of its subcommands. Click cuts a long line of a list with `...`."""
+    root = click.Context(redelivery)
+    found = redelivery.get_command(root, name)
+    below = found.list_commands(root) if isinstance(found, click.Group) else []
+    for words in ([name], *([name, each] for each in below)):
+        said = CliRunner().invoke(redelivery, [*words, "--help"]).output.splitlines()
+        assert [line for line in said[1:] if line.endswith("...") or len(line) > 80] == []
 
 
 @pytest.mark.slow

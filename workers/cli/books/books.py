@@ -24,7 +24,12 @@ def books() -> None:
 @books.command()
 @click.argument("output", metavar="FOLDER")
 @click.option(
-    "--verdict", "verdicts", type=OneOf("verdict", VERDICTS), multiple=True, help="Only lives with this verdict; may be repeated."
+    "--verdict",
+    "verdicts",
+    type=OneOf("verdict", VERDICTS),
+    metavar="VERDICT",
+    multiple=True,
+    help=f"Only lives with this verdict: {', '.join(VERDICTS[:-1])} or {VERDICTS[-1]}. May be repeated.",
 )
 @click.option("--limit", type=click.IntRange(1, MAX_LIVES), default=20, show_default=True, help="At most this many lives.")
 @click.option(
