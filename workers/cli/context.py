@@ -186,8 +186,8 @@ def _imported(name: str) -> Celery:
     try:
         found = find_app(name)
     except (Exception, SystemExit) as exc:  # an app that exits must not set the command's exit code
-        where = _place(exc)
-        msg = f"the app {name!r} cannot be imported: {type(exc).__name__}: {exc}{where}"
+        what_to_do = _place(exc) or "; write it as for `celery -A`, and run the command in the folder of its module"
+        msg = f"the app {name!r} cannot be imported: {type(exc).__name__}: {exc}{what_to_do}"
         raise ConfigurationError(msg) from exc
     if not isinstance(found, Celery):
         msg = f"{name!r} is not a Celery app, but {type(found).__name__}: name it as module or module:attribute"

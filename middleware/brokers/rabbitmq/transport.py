@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from amqp.exceptions import AccessRefused, IrrecoverableChannelError, ResourceLocked
 from kombu.exceptions import OperationalError
 
-from redelivery.errors import BrokerError, BrokerUnavailable, ConfigurationError
+from redelivery.errors import BrokerError, ConfigurationError
 
 from ...logs import log
 from ...messages.events import Outcome
@@ -107,9 +107,10 @@ class AmqpTransport(WithoutLeases):
         except OperationalError as exc:
             raise unanswered(connection.as_uri(), exc) from exc
         except (AccessRefused, *connection.connection_errors) as exc:
-            kind = BrokerError if type(exc).__name__ in {"AccessRefused", "NotAllowed"} else BrokerUnavailable
-            msg = f"broker {connection.as_uri()} refused the connection: {exc}"
-            raise kind(msg) from exc
+            if type(exc).__name__ not in {"AccessRefused", "NotAllowed"}:
+                raise unanswered(connection.as_uri(), exc) from exc
+            msg = f"broker {connection.as_uri()} refused the connection: {exc}; check user, password and virtual host in broker_url"
+            raise BrokerError(msg) from exc
         return connection
 
     def asking(self) -> AbstractContextManager[Any]:

@@ -375,6 +375,8 @@ def test_export_writes_files_or_prints_lines(desk: Desk, tmp_path: Path, monkeyp
     assert desk.json("dlq", "export", LETTERS, "--to", str(tmp_path))["letters"] == 3
     assert desk.run("dlq", "export", LETTERS, "--id", ids[0], "--to", str(tmp_path)).stdout.startswith("1 dead letter of")
     assert desk.run("dlq", "export", LETTERS, "--id", "nope").exit_code == 2
+    none = desk.run("dlq", "export", LETTERS, "--reason", "expired")
+    assert (none.exit_code, none.stdout, none.stderr) == (0, "", f"No dead letter of {LETTERS} was chosen.\n")
     monkeypatch.setenv("REDELIVERY_REDACT", "true")
     assert "secret-word" not in Desk(desk.server).run("dlq", "export", LETTERS).stdout
     assert desk.ids(LETTERS) == ids

@@ -164,6 +164,8 @@ def export(context: Context, /, name: str, *, uri: str | None, **options: Any) -
     if not found and options["task_ids"]:
         msg = f"{name!r} holds no dead letter of task {', '.join(options['task_ids'])}"
         raise InputError(msg)
+    if not found:
+        say(f"No dead letter of {safe(name)} was chosen.", err=True)
 
 
 @dlq.command("causes")

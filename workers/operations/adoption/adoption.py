@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, distribution
 from typing import TYPE_CHECKING, Any
 
+from redelivery.middleware.brokers.broker_url import check_broker_url
 from redelivery.middleware.brokers.kombu.generic import capabilities_of
 from redelivery.middleware.child.task_defaults import UNSET, explicit_app_setting, explicit_task_option
 from redelivery.middleware.ports import Capability
@@ -80,8 +81,9 @@ class Adoption:
 
 
 def adoption_of(runtime: Runtime) -> Adoption:
-    """Return what changes for the app. Raises `ConfigurationError` if its settings are invalid."""
+    """Return what changes for the app. Raises `ConfigurationError` if its settings or its `broker_url` are invalid."""
     app = runtime.app
+    check_broker_url(app)
     app.finalize(auto=True)
     names = sorted(name for name in app.tasks if not name.startswith("celery."))
     return Adoption(
