@@ -14,6 +14,7 @@ from pyarrow import parquet
 from redelivery.errors import InputError
 from redelivery.workers.reconciliation.inputs.state import Run, State
 from redelivery.workers.reconciliation.job import Books, reconcile
+from redelivery.workers.reconciliation.outputs.pages import page_of
 from redelivery.workers.reconciliation.spark.files import Files
 from tests.books.lives.test_oracle import ENDS, opinion, random_histories
 from tests.support.books.spark_session import NOON, Histories, Row, rows, spark, write_lines
@@ -57,7 +58,9 @@ class Ledger:
         write_lines(self.folder / "inventory" / "inventory.jsonl", inventory)
         places = {name: str(self.folder / name) for name in ("outcomes", "inventory", "state")}
         summary = reconcile(self.spark, Books(output=str(self.folder / "books"), all_lives=True, **{**places, **options}))
-        self.said.append((summary, {life_of(row): row for row in rows(self.folder, "verdicts")}))
+        found = rows(self.folder, "verdicts")
+        assert page_of(str(self.folder / "books"), limit=1).total == len(found), "each run's books can be looked at"
+        self.said.append((summary, {life_of(row): row for row in found}))
         return summary
 
 
