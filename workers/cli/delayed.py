@@ -29,7 +29,7 @@ from .dlq import letters
 from .dlq.choosing import require_tasks
 from .ops.acting import NEEDS_YES, acting, detaching, is_confirmed, is_terminal
 from .ops.ops import print_begun
-from .terminal.options import SECONDS, milliseconds_of
+from .terminal.options import SECONDS, milliseconds_of, whole
 from .terminal.output import Column, facts, lines, print_json, say, table
 from .terminal.progress import Progress
 
@@ -54,9 +54,7 @@ def delayed() -> None:
 
 @delayed.command("list")
 @click.option("--queue", help="Only messages of this queue.")
-@click.option(
-    "--limit", type=click.IntRange(1), default=20, show_default=True, help="At most this many, the next to become due first."
-)
+@click.option("--limit", type=whole(1), default=20, show_default=True, help="At most this many, the next to become due first.")
 @json_option
 @pass_context
 def list_(context: Context, queue: str | None, limit: int) -> None:
@@ -180,7 +178,7 @@ _dry_run = click.option("--dry-run", is_flag=True, help="Check that the message 
 @click.option("--task", "tasks", multiple=True, help="Messages of this task; a shell pattern. May be repeated.")
 @click.option("--queue", default="", help="Messages that wait for this queue.")
 @click.option("--all", "everything", is_flag=True, help="All messages, or all of --queue.")
-@click.option("--limit", type=click.IntRange(1), help="At most this many.")
+@click.option("--limit", type=whole(1), help="At most this many.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @_dry_run
 @detaching
@@ -283,7 +281,7 @@ def reschedule(
 ) -> None:
     """Give messages another due time, and change nothing else. On RabbitMQ it is rounded up to whole seconds."""
     if (after is None) == (moment_ is None):
-        msg = "when? say --in 15m, or --at 2026-07-01T08:00:00Z"
+        msg = "give the due time once: --in 15m, or --at 2026-07-01T08:00:00Z"
         raise click.UsageError(msg)
     due_ms = context.transport.now_ms() + round(after * 1000) if after is not None else _moment(str(moment_))
     doing = _Doing(Act.RESCHEDULE, actor, why, (f"due at {moment(due_ms)}", f"would be due at {moment(due_ms)}"))

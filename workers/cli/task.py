@@ -15,6 +15,7 @@ from ..operations.words.policies import shown
 from ..operations.words.short_ids import hint
 from .books.outcomes import events_table
 from .context import Context, exported_option, json_option, pass_context
+from .terminal.options import whole
 from .terminal.output import INDENT, facts, print_json, say, wrapped
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def task() -> None:
 @click.argument("task_id")
 @click.option(
     "--scan",
-    type=click.IntRange(1),
+    type=whole(1),
     default=100_000,
     show_default=True,
     help="Read at most this many events, and this many messages of each queue.",

@@ -9,11 +9,9 @@ from redelivery.display import harmless
 from ...reconciliation.report.wording import lines_of_lives
 from ...reconciliation.rules import VERDICTS
 from ..context import Context, json_option, pass_context
+from ..terminal.options import whole
 from ..terminal.output import OneOf, print_json
 from ..terminal.screen import screen_width
-
-#: The maximum of `--limit` and `--after`.
-MAX_LIVES = 10**12
 
 
 @click.group()
@@ -31,10 +29,10 @@ def books() -> None:
     multiple=True,
     help=f"Only lives with this verdict: {', '.join(VERDICTS[:-1])} or {VERDICTS[-1]}. May be repeated.",
 )
-@click.option("--limit", type=click.IntRange(1, MAX_LIVES), default=20, show_default=True, help="At most this many lives.")
+@click.option("--limit", type=whole(1), default=20, show_default=True, help="At most this many lives.")
 @click.option(
     "--after",
-    type=click.IntRange(0, MAX_LIVES),
+    type=whole(0),
     default=0,
     metavar="NUMBER",
     help="Skip this many lives. The last line of a page says the next number.",

@@ -15,7 +15,7 @@ from ...operations.runs.audit_export import export_audit
 from ...operations.words.numbers import counted, moment, span
 from ..context import Context, json_option, pass_context
 from ..servers.serving import served
-from ..terminal.options import PLACE, SECONDS
+from ..terminal.options import PLACE, SECONDS, whole
 from ..terminal.output import Column, print_json, say, table
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def outcomes() -> None:
 
 @outcomes.command()
 @click.option("-f", "--follow", "is_followed", is_flag=True, help="Wait for new events, and print them.")
-@click.option("--limit", type=click.IntRange(0), default=20, show_default=True, help="At most this many events, the newest ones.")
+@click.option("--limit", type=whole(0), default=20, show_default=True, help="At most this many events, the newest ones.")
 @json_option
 @pass_context
 def tail(context: Context, limit: int, *, is_followed: bool) -> None:

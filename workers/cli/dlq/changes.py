@@ -28,7 +28,7 @@ from ...operations.words.numbers import counted
 from ..context import Context, json_option, pass_context
 from ..ops.acting import NEEDS_YES, acting, detaching, is_confirmed, is_terminal
 from ..ops.ops import print_begun
-from ..terminal.options import PLACE, together
+from ..terminal.options import PLACE, together, whole
 from ..terminal.output import print_json, say
 from ..terminal.progress import Progress
 from .choosing import choosing, require_choice, require_found
@@ -45,7 +45,7 @@ MAX_TARGETS = 20
 #: The options of every command that changes something.
 changing = together(
     click.option("--dry-run", is_flag=True, help="Count the dead letters, and change nothing."),
-    click.option("--limit", type=click.IntRange(1), help="At most this many dead letters, the oldest first."),
+    click.option("--limit", type=whole(1), help="At most this many dead letters, the oldest first."),
     click.option("--yes", is_flag=True, help="Do not ask."),
 )
 

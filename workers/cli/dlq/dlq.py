@@ -23,7 +23,7 @@ from ...operations.letters.walk import letters_of
 from ...operations.words.numbers import age, counted
 from ...operations.words.redaction import seen
 from ..context import Context, json_option, pass_context
-from ..terminal.options import PLACE
+from ..terminal.options import PLACE, whole
 from ..terminal.output import Column, print_json, say, table
 from . import letters
 from .changes import move_, purge_
@@ -100,7 +100,7 @@ def _reasons(queue: DeadLetterQueue) -> str:
 
 @dlq.command()
 @click.argument("name")
-@click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="At most this many, the newest first.")
+@click.option("--limit", type=whole(1), default=20, show_default=True, help="At most this many, the newest first.")
 @click.option(
     "--id", "task_ids", multiple=True, metavar="TASK_ID", help="Show the dead letters of this task in full; may be repeated."
 )
@@ -170,9 +170,7 @@ def export(context: Context, /, name: str, *, uri: str | None, **options: Any) -
 
 @dlq.command("causes")
 @click.argument("name", required=False)
-@click.option(
-    "--limit", type=click.IntRange(1), default=20, show_default=True, help="At most this many causes, the most frequent first."
-)
+@click.option("--limit", type=whole(1), default=20, show_default=True, help="At most this many causes, the most frequent first.")
 @json_option
 @pass_context
 def causes_(context: Context, name: str | None, limit: int) -> None:

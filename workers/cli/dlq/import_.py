@@ -11,6 +11,7 @@ from ...operations.runs.audit import Act, recording, result_of
 from ...operations.words.numbers import counted
 from ..context import Context, json_option, pass_context
 from ..ops.acting import acting
+from ..terminal.options import whole
 from ..terminal.output import print_json, say
 from ..terminal.progress import Progress
 from .changes import print_left
@@ -21,7 +22,7 @@ NOT_HERE = "this command is for RabbitMQ: Redis makes no dead letters by itself,
 @click.command("import")
 @click.argument("name")
 @click.option("--dry-run", is_flag=True, help="Count what would be imported, and change nothing.")
-@click.option("--limit", type=click.IntRange(1), help="At most this many dead letters, the oldest first.")
+@click.option("--limit", type=whole(1), help="At most this many dead letters, the oldest first.")
 @acting
 @json_option
 @pass_context

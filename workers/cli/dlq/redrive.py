@@ -29,7 +29,7 @@ from ...operations.words.numbers import counted
 from ..context import Context, json_option, pass_context
 from ..ops.acting import acting, detaching
 from ..ops.ops import print_begun
-from ..terminal.options import RATE, SECONDS, SHARE, together
+from ..terminal.options import RATE, SECONDS, SHARE, together, whole
 from ..terminal.output import print_json, say
 from ..terminal.progress import Progress
 from .changes import changing, is_agreed, print_walk, targets_of
@@ -60,14 +60,12 @@ def edit_of(file: IO[str] | None, task_ids: Sequence[str], queue: str | None) ->
 _guarding = together(
     click.option(
         "--canary",
-        type=click.IntRange(1),
+        type=whole(1),
         metavar="N",
         help="Send N dead letters first, and the others if none of these died again.",
     ),
     click.option("--canary-wait", type=SECONDS, help="How long to wait for the canary to end: 90s, 5m; 1 minute if not given."),
-    click.option(
-        "--abort-after", type=click.IntRange(1), metavar="N", help="Stop when N dead letters of this redrive have died again."
-    ),
+    click.option("--abort-after", type=whole(1), metavar="N", help="Stop when N dead letters of this redrive have died again."),
     click.option(
         "--abort-share",
         type=SHARE,

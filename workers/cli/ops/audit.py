@@ -15,6 +15,7 @@ from ...operations.runs.audit import in_words
 from ...operations.runs.audit_history import acts, history
 from ...operations.words.numbers import moment
 from ..context import Context, exported_option, json_option, pass_context
+from ..terminal.options import whole
 from ..terminal.output import Column, print_json, say, table
 
 if TYPE_CHECKING:
@@ -46,9 +47,9 @@ EVENTS = (
     "--operation", default="", metavar="ID", help="Only what was done with this operation: its id, or the beginning of it."
 )
 @click.option("--letters", is_flag=True, help="List single messages instead, from the newest events of the outcome log.")
-@click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="At most this many, the newest first.")
+@click.option("--limit", type=whole(1), default=50, show_default=True, help="At most this many, the newest first.")
 @click.option(
-    "--scan", type=click.IntRange(1), default=100_000, show_default=True, help="Look at about this many exported records or events."
+    "--scan", type=whole(1), default=100_000, show_default=True, help="Look at about this many exported records or events."
 )
 @exported_option("records")
 @json_option

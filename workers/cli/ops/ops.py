@@ -15,6 +15,7 @@ from ...operations.runs import operation as operations
 from ...operations.runs.audit import in_words
 from ...operations.words.numbers import age, counted, moment, span
 from ..context import Context, json_option, pass_context
+from ..terminal.options import whole
 from ..terminal.output import Column, facts, lines, print_json, say, table
 from .acting import acting
 
@@ -46,7 +47,7 @@ def ops() -> None:
 
 @ops.command("list")
 @click.option("--open", "is_open", is_flag=True, help="Only operations that have not ended.")
-@click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="At most this many, the newest first.")
+@click.option("--limit", type=whole(1), default=20, show_default=True, help="At most this many, the newest first.")
 @json_option
 @pass_context
 def list_(context: Context, *, is_open: bool, limit: int) -> None:

@@ -16,7 +16,7 @@ from ...duties.operation_runner import carried_out
 from ...operations.runs.audit import os_user
 from ...web.access import ACTIONS
 from ..context import Context, pass_context
-from ..terminal.options import PLACE
+from ..terminal.options import PLACE, whole
 from ..terminal.output import say
 from .serving import is_loopback
 
@@ -33,7 +33,7 @@ MIN_TOKEN_LENGTH = 16
 
 @click.command()
 @click.option("--host", default=HOST, show_default=True, help="The address to listen on. By default the loopback.")
-@click.option("--port", type=click.IntRange(0, 65_535), default=PORT, show_default=True, help="0 means any free port.")
+@click.option("--port", type=whole(0, 65_535), default=PORT, show_default=True, help="0 means any free port.")
 @click.option(
     "--allow", multiple=True, metavar="ACTIONS", help=f"What it may do: {','.join(ACTIONS)}, or all. Without it, it reads only."
 )

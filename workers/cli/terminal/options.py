@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 Value = TypeVar("Value")
-#: The maximum of a number option: about three hundred years in seconds.
-FOREVER = 1e10
+#: The maximum of a number option: about three hundred years in seconds. The maximum of a count.
+FOREVER, MAX_COUNT = 1e10, 10**12
 
 
 class Read(click.ParamType[Value]):
@@ -42,17 +42,17 @@ def _place(text: str) -> str:
     return text
 
 
-def _number(least: float) -> Callable[[str], float]:
-    def read(text: str) -> float:
+def _between(parse: Callable[[str], Value], what: str, least: float, most: float) -> Callable[[str], Value]:
+    def read(text: str) -> Value:
         try:
-            number = float(text)
+            number: Any = parse(text)
         except ValueError:
-            msg = f"{text!r} is not a number"
+            msg = f"{text!r} is not {what}"
             raise InputError(msg) from None
-        if not least <= number <= FOREVER:
-            msg = f"{text} is not in the range {least:g} to {FOREVER:g}"
+        if not least <= number <= most:
+            msg = f"{text} is not in the range {least:g} to {most:,.0f}"
             raise InputError(msg)
-        return number
+        return number  # type: ignore[no-any-return]
 
     return read
 
@@ -77,7 +77,12 @@ ADDRESS = Read("address", host_and_port)
 
 def at_least(least: float) -> Read[float]:
     """A number from `least` to `FOREVER`, without `inf` and `nan`."""
-    return Read("float", _number(least))
+    return Read("number", _between(float, "a number", least, FOREVER))
+
+
+def whole(least: int, most: int = MAX_COUNT) -> Read[int]:
+    """A whole number in this range."""
+    return Read("number", _between(int, "a whole number", least, most))
 
 
 def together(*options: Callable[..., Any]) -> Callable[..., Any]:
