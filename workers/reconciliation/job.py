@@ -40,6 +40,7 @@ from .lives.verdicts import judge
 from .outputs.writing import check_apart, check_output, replacing, write_summary, write_table
 from .report.report import REPORT, page
 from .report.summary import Line, Summary, line_of, merged, read_trend, summarise, write_trend
+from .report.wording import counted
 from .spark.few_rows import FEW, Execution, as_kept, for_few_rows, for_many_rows, is_local
 from .spark.files import Files
 from .spark.session import LOOKING, with_settings
@@ -141,7 +142,7 @@ class _Run:
         """Judge the lives, and write everything."""
         books = self.books
         plain = {} if self.plain is None else self.plain.totals
-        say(f"judging {self.facts['lives'] + plain.get('lives', 0):,} lives")
+        say(f"judging {counted(self.facts['lives'] + plain.get('lives', 0), 'life', 'lives')}")
         judged, before = self._judged(state, say)
         if self.facts["lives"] < FEW:
             judged = self.execution.keep(judged)
@@ -189,7 +190,7 @@ class _Run:
         of_fresh = {"are_named": not facts["unnamed"], "any_late": facts["late"] > 0}
         found = carried(self.lives, held, self.inputs, self.execution, **of_fresh)
         if found.late:
-            say(f"{found.late:,} tasks have late events: all their events are read again")
+            say(f"{counted(found.late, 'task has', 'tasks have')} late events: all events of these are read again")
         lives = self._named(found.alone).unionByName(found.touched)
         any_redriven = found.any_redriven or facts["redriven"] > 0
         # If there was a redrive, each life is compared with the other lives of its task, so the table is used twice.

@@ -574,7 +574,7 @@ def test_what_waits_to_be_run_is_counted_and_listed_only_when_asked(rabbit: Rabb
     assert (row["task_id"], row["place"]) == (task_id, "queue")
     shown = desk.json("task", "show", task_id)
     assert [event["outcome"] for event in shown["events"]] == ["published"]
-    assert shown["cut"] == [f"{QUEUE}: 1 messages wait to run and were not read: that would count as a delivery of each"]
+    assert shown["cut"] == [f"{QUEUE}: messages that wait to run were not read (1): that would count as a delivery of each"]
 
 
 def test_what_an_inventory_has_no_room_for_is_counted(rabbit: Rabbit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

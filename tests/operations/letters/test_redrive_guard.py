@@ -123,7 +123,8 @@ def test_it_stops_when_so_many_died_again(most: int, sent: int) -> None:
     answers = carried(guard, broker, *(range(number, number + 1) for number in range(6)))
     assert len(broker.sent) == sent
     assert answers.count(Answer.DONE) == sent
-    assert all(f"{most} dead letters of this redrive died again" in str(answer) for answer in answers[sent:])
+    said = f"{most} dead letter{'s' if most > 1 else ''} of this redrive died again"
+    assert all(said in str(answer) for answer in answers[sent:])
 
 
 @pytest.mark.parametrize(("every", "stopped_at"), [(1, 20), (2, 20), (4, 20), (5, None)])

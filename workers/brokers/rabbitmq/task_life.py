@@ -38,7 +38,8 @@ class AmqpTasks:
         transport = self._transport
         with transport.connect() as connection:
             for name, count in unlisted(connection, queues).items():
-                life.cut.append(f"{name}: {count} messages wait to run and were not read: that would count as a delivery of each")
+                why = "that would count as a delivery of each"
+                life.cut.append(f"{name}: messages that wait to run were not read ({count}): {why}")
         for each in AmqpDelayStore(transport).like(life.task_id):
             life.places.append(Place("delayed", each.queue, each.contents, {"due_ms": each.due_ms}))
         store = AmqpLetterStore(transport)

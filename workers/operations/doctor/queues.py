@@ -43,9 +43,8 @@ def check_consumers(seen: Seen) -> Iterator[Finding | NotKnown]:
     else:
         alone = {name: count for name, count in waiting.items() if not fleet.consumers_of(name)}
         if alone and seen.silent:
-            why = (
-                f"{seen.silent} workers renew their lease and do not answer remote control (a busy solo worker, or it is disabled)"
-            )
+            silent = counted(seen.silent, "worker renews its lease and does", "workers renew their leases and do")
+            why = f"{silent} not answer remote control (a busy solo worker, or it is disabled)"
             yield NotKnown(
                 f"whether a worker consumes {named(sorted(alone))}", why, "run doctor again; worker_enable_remote_control = True"
             )

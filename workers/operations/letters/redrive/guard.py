@@ -20,6 +20,8 @@ from redelivery.errors import RedriveError
 from redelivery.middleware.brokers.errors import BROKER_ERRORS
 from redelivery.middleware.ports import Answer
 
+from ...words.numbers import counted
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -141,7 +143,8 @@ class Guard:
         is_share = self.abort_share is not None and ended >= MIN_ENDED and deaths >= self.abort_share * ended
         if is_share or (self.abort_after is not None and deaths >= self.abort_after):
             share = f" of {ended} that ended" if is_share else ""
-            msg = f"{deaths} dead letters of this redrive{share} died again: {_named(self.died_again, _death)}"
+            letters = counted(deaths, "dead letter", "dead letters")
+            msg = f"{letters} of this redrive{share} died again: {_named(self.died_again, _death)}"
             raise RedriveError(msg)
 
 
