@@ -151,7 +151,7 @@ class Collecting:
             raise
         finally:
             self.is_busy = False
-        if self._sent is None:  # on RabbitMQ the answer comes through the producer's connection
+        if self._sent is None or not self._sent[0].is_bound:
             self.let_go(None)
 
     def _await_sent(self) -> None:

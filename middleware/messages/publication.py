@@ -86,12 +86,14 @@ def _copied(header: Any) -> tuple[Any, int, bool]:
 class Batch:
     """Publications that are sent together, in their order. `stamp` identifies the batch for the broker if it is sent again.
 
-    `are_published` is set from the sending until the answer. It waits for the answer; false: publish them one by one.
+    `are_published` is set from the sending until the answer. It waits for the answer; false: publish them one by one. If the batch
+    `is_bound`, the answer comes through the connection that has sent it.
     """
 
     publications: list[Publication]
     stamp: Any = None
     are_published: Callable[[], bool] | None = None
+    is_bound: bool = False
 
     @property
     def left(self) -> list[Publication]:

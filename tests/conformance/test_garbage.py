@@ -13,7 +13,8 @@ from tests.support.running import until
 if TYPE_CHECKING:
     from tests.conformance.brokers import Place
 
-TASKS = 40
+#: So many that what a worker leaves in each second, such as the frames of redis-py's timeouts, is less than one for each task.
+TASKS = 100
 
 
 @pytest.mark.parametrize("pool", first_quick(["prefork", "threads", "solo"]))
@@ -36,5 +37,5 @@ def test_a_task_that_has_ended_leaves_nothing_to_the_garbage_collector(place: Pl
     play()
     assert ask("leave_uncollected") == "ok"
     play()
-    left = {name: count for name, count in ask("uncollected").items() if count >= TASKS // 2}
+    left = {name: count for name, count in ask("uncollected").items() if count >= TASKS * 0.9}
     assert left == {}

@@ -6,7 +6,6 @@ step.
 
 from __future__ import annotations
 
-import os
 import threading
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, ClassVar
@@ -14,10 +13,10 @@ from typing import TYPE_CHECKING, ClassVar
 from redelivery.middleware.brokers.errors import ANY_BROKER_ERRORS, REDIS_ERRORS
 from redelivery.middleware.logs import log
 
-from .scheduler import scheduler_of
+from .scheduler import scheduler
 
 if TYPE_CHECKING:
-    from .scheduler import Entry
+    from .scheduler import Entry, Scheduler
 
 #: Seconds that a stop waits for current steps.
 TIMEOUT = 5.0
@@ -32,35 +31,43 @@ class Duty(ABC):
     line_if_failed: ClassVar[tuple[str, str]]
     #: Whether the first step comes before the first wait.
     begins_at_once: ClassVar[bool] = False
+    #: Whether its steps are so brief that the other duties of the process can wait for them.
+    is_brief: ClassVar[bool] = False
 
     def __init__(self, every: float) -> None:
         self._every = every
         self._stopped = threading.Event()
+        #: Its steps since `start`, and what takes them.
         self._entry: Entry | None = None
-        self._scheduler = scheduler_of(os.getpid())
+        self._scheduler: Scheduler | None = None
 
     def start(self, offset: float = 0.0) -> None:
         """Begin after `offset` seconds; a second call changes nothing."""
-        if self._entry is None:
+        if self._entry is None and not self._stopped.is_set():
             after = offset if self.begins_at_once else offset + self._every
-            self._entry = self._scheduler.add(self._take_step, f"redelivery-{self.title}", after)
+            self._scheduler = scheduler()
+            self._entry = self._scheduler.add(self._take_step, f"redelivery-{self.title}", after, is_brief=self.is_brief)
 
     def wake(self) -> None:
         """Take the next step now."""
-        if self._entry is not None:
-            self._scheduler.hurry(self._entry)
+        if (entry := self._own_entry()) is not None:
+            scheduler().hurry(entry)
 
     def ask_to_stop(self) -> None:
         """End after the current step, but do not wait for it."""
         self._stopped.set()
-        if self._entry is not None:
-            self._scheduler.end(self._entry)
+        if (entry := self._own_entry()) is not None:
+            scheduler().end(entry)
 
     def stop(self, seconds: float = TIMEOUT) -> None:
         """End after the current step, and wait for it, `seconds` at most."""
         self.ask_to_stop()
-        if self._entry is not None:
-            self._scheduler.await_end(self._entry, max(seconds, 0))
+        if (entry := self._own_entry()) is not None:
+            scheduler().await_end(entry, max(seconds, 0))
+
+    def _own_entry(self) -> Entry | None:
+        """Its steps, if they are taken in this process and not in its parent."""
+        return self._entry if self._scheduler is scheduler() else None
 
     @abstractmethod
     def step(self) -> object:
@@ -82,7 +89,7 @@ class Duty(ABC):
     def _take_step(self) -> float:
         """Take one step. Returns the seconds until the next."""
         try:
-            if self.leads():
+            if not self._stopped.is_set() and self.leads():
                 self.step()
         except (*REDIS_ERRORS, *ANY_BROKER_ERRORS) as exc:
             self.unanswered(exc)

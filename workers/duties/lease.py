@@ -50,6 +50,7 @@ class Lease(Duty):
     """
 
     title = "lease"
+    is_brief = True
     line_if_failed = "error", "lease.failed"
 
     def __init__(self, runtime: Runtime, on_renewed: Callable[[Renewal], object] = lambda _: None) -> None:

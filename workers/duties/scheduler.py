@@ -1,7 +1,8 @@
 """The threads that take the steps of a process's duties: one for each current step, and at most two that are at rest.
 
 One thread waits for the time of the next step. Before it takes this step, the spare thread, or a new one, waits in its place: so a
-long step delays no other. A thread that comes back becomes the spare one, or ends if there is one.
+long step delays no other. A thread that comes back becomes the spare one, or ends if there is one. If the system refuses a thread,
+the step is put off, unless it is brief.
 
 The threads are native, because a task on a solo pool blocks every timer of the event loop.
 """
@@ -9,24 +10,34 @@ The threads are native, because a task on a solo pool blocks every timer of the 
 from __future__ import annotations
 
 import functools
+import os
 import threading
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from redelivery.middleware.logs import log
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+NAME = "redelivery-duties"
+#: Seconds until a step that found no thread is tried again.
+PUT_OFF = 5.0
+
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """The steps of one duty. `step` takes one, and returns the seconds until the next; its thread has this name meanwhile."""
+    """The steps of one duty. `step` takes one, and returns the seconds until the next; its thread has this name meanwhile.
+
+    The other duties can wait for a step that `is_brief`.
+    """
 
     step: Callable[[], float]
     name: str
     #: When the next step is due (monotonic seconds; 0: at once).
     due: float
+    is_brief: bool = False
     is_running: bool = False
     #: Whether the current step is followed by the next at once.
     is_hurried: bool = False
@@ -43,9 +54,9 @@ class Scheduler:
         #: Whether a thread waits for the next step, and whether one waits to take its place.
         self._is_watched = self._has_spare = False
 
-    def add(self, step: Callable[[], float], name: str, after: float) -> Entry:
+    def add(self, step: Callable[[], float], name: str, after: float, *, is_brief: bool = False) -> Entry:
         """Take the first step after so many seconds. Raises `RuntimeError` if no thread can be started."""
-        entry = Entry(step, name, time.monotonic() + after)
+        entry = Entry(step, name, time.monotonic() + after, is_brief)
         with self._lock:
             if not self._is_watched:
                 self._begin_thread()
@@ -72,7 +83,7 @@ class Scheduler:
 
     def _begin_thread(self) -> None:
         """Begin a thread that waits for the next step."""
-        threading.Thread(target=self._work, name="redelivery-duties", daemon=True).start()
+        threading.Thread(target=self._work, name=NAME, daemon=True).start()
         self._is_watched = True
 
     def _work(self) -> None:
@@ -110,12 +121,11 @@ class Scheduler:
 
     def _take(self, entry: Entry) -> None:
         """Take a step, without the lock."""
+        if not self._has_successor() and not entry.is_brief:
+            entry.due = time.monotonic() + PUT_OFF
+            log.warning("duty.put_off", duty=entry.name, why="the system refuses a new thread", again_in=PUT_OFF)
+            return
         entry.is_running, entry.is_hurried = True, False
-        if self._has_spare:
-            self._vacant.notify()
-        elif len(self._entries) > 1:
-            with suppress(RuntimeError):  # no thread can be started: the other steps are taken after this one
-                self._begin_thread()
         threading.current_thread().name = entry.name
         self._lock.release()
         pause = None
@@ -123,13 +133,28 @@ class Scheduler:
             pause = entry.step()
         finally:
             self._lock.acquire()
+            threading.current_thread().name = NAME
             entry.is_running, entry.has_ended = False, entry.has_ended or pause is None
             entry.due = 0.0 if entry.is_hurried else time.monotonic() + (pause or 0)
             self._ended.notify_all()
             self._changed.notify()
 
+    def _has_successor(self) -> bool:
+        """Whether another thread waits for the next step from now on, or no other entry needs one."""
+        if self._has_spare:
+            self._vacant.notify()
+        elif len(self._entries) > 1:
+            try:
+                self._begin_thread()
+            except (RuntimeError, MemoryError):
+                return False
+        return True
+
 
 @functools.cache
-def scheduler_of(pid: int) -> Scheduler:  # noqa: ARG001 - a forked child has no thread of its parent's
+def scheduler() -> Scheduler:
     """The scheduler of this process."""
     return Scheduler()
+
+
+os.register_at_fork(after_in_child=scheduler.cache_clear)  # a child has none of its parent's threads

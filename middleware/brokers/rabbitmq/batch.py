@@ -65,6 +65,9 @@ class Together:
         self._connection, self._names = connection, names
         self._channel = connection.channel()
         self._confirms = Confirms(self._channel)
+        self._channel.events["basic_return"].add(self._on_return)
+        #: The error of a message that the broker has returned.
+        self._returned: Exception | None = None
         self._numbers = _NUMBERS[connection.client.host, connection.client.virtual_host]
         self._written = _Written()
         self._write_frame = frame_writer(connection, self._written)
@@ -72,10 +75,10 @@ class Together:
     @property
     def is_open(self) -> bool:
         """False if the broker has closed the channel after an error."""
-        return self._channel.connection is not None
+        return self._channel.connection is not None and self._channel.closed_by is None
 
     def send(self, batch: Batch, producer: Any) -> Callable[[], bool]:
-        """Send the rest. The returned function waits for the confirmations; nothing else is sent here before it was called.
+        """Send the rest. The returned function waits for the confirmations.
 
         Both raise what py-amqp raises; the function also `MessageNacked`, and `OperationalError` if confirmations do not come.
 
@@ -93,21 +96,18 @@ class Together:
                 raise
             self._publish_each(left, producer)
             return lambda: True
-        confirms = self._confirms
-        confirms.open, confirms.nacked = set(), set()
-        at_log = confirms.published() if events else 0
-        sent = {confirms.published(): each for each in left}
+        at_log = self._confirms.published() if events else 0
+        sent = {self._confirms.published(): each for each in left}
         with self._dropped_if_broken():
             self._send()
 
         def are_published() -> bool:
             with self._dropped_if_broken():
-                self._await(sent)
-            if at_log in confirms.nacked:
-                confirms.nacked.remove(at_log)
+                refused = self._await(sent, at_log)
+            if at_log in refused:
                 log_refused(events, self._names.outcomes)
-            if confirms.nacked:
-                msg = f"the broker refused {len(confirms.nacked)} of {len(left)} messages"
+            if len(refused - {at_log}) > 0:
+                msg = f"the broker refused {len(refused - {at_log})} of {len(left)} messages"
                 raise MessageNacked(msg)
             return True
 
@@ -137,6 +137,9 @@ class Together:
         """Prepare the write: the events, if there are any, and the messages. Returns how many events."""
         self._written.taken()  # drop what an error has left
         made = [self._made(each, producer) for each in left]
+        for each, (_, event) in zip(left, made, strict=True):  # after all were made: a number that is not sent would be a gap
+            if event is not None and not each.event_id:
+                each.event_id = self._numbers.next_id()
         events = [(each.event_id, event) for each, (_, event) in zip(left, made, strict=True) if event is not None]
         if events:
             event_message = amqp.Message(packed(events), content_type="application/json", delivery_mode=PERSISTENT)
@@ -145,21 +148,29 @@ class Together:
             self._add(message, each.how)
         return len(events)
 
-    def _await(self, sent: Mapping[int, Publication]) -> None:
-        """Wait for the confirmations of these messages, and set which are published."""
+    def _await(self, sent: Mapping[int, Publication], at_log: int) -> set[int]:
+        """Wait for the confirmations of these messages, and set which are published. Returns the numbers that were refused."""
+        confirms, own = self._confirms, {*sent, at_log}
+        limits = (each.how["confirm_timeout"] or each.how["timeout"] or TIMEOUT for each in sent.values())
+        returned = None
         try:
-            limits = (each.how["confirm_timeout"] or each.how["timeout"] or TIMEOUT for each in sent.values())
-            self._confirmed(min(limits, default=TIMEOUT))
+            self._confirmed(own, min(limits, default=TIMEOUT))
+            returned, self._returned = self._returned, None  # it was sent alone
+            if returned is not None:
+                raise returned
         finally:
             for number, each in sent.items():
-                each.is_published = number not in self._confirms.open and number not in self._confirms.nacked
+                each.is_published = number not in confirms.open and number not in confirms.nacked and returned is None
+            refused = confirms.nacked & own
+            confirms.open, confirms.nacked = confirms.open - own, confirms.nacked - own
+        return refused
+
+    def _on_return(self, exc: Exception, *_: Any) -> None:
+        self._returned = exc
 
     def _made(self, publication: Publication, producer: Any) -> tuple[Any, Event | None]:
         message = publication.message(producer)
-        event = producer.prepared(message, publication.how["exchange"], publication.how["routing_key"])
-        if event is not None and not publication.event_id:
-            publication.event_id = self._numbers.next_id()
-        return message, event
+        return message, producer.prepared(message, publication.how["exchange"], publication.how["routing_key"])
 
     def _add(self, message: Any, how: Mapping[str, Any]) -> None:
         flags = bool(how.get("mandatory")), bool(how.get("immediate"))
@@ -171,13 +182,15 @@ class Together:
         self._connection.transport.write(whole)
         self._connection.bytes_sent += 1  # py-amqp counts what it writes, to know when a heartbeat is due
 
-    def _confirmed(self, seconds: float) -> None:
+    def _confirmed(self, own: set[int], seconds: float) -> None:
         deadline = time.monotonic() + seconds
-        while self._confirms.open:
+        while not own.isdisjoint(self._confirms.open):
+            if self._channel.closed_by is not None:  # another call on this connection may have got the error
+                raise self._channel.closed_by
             left = deadline - time.monotonic()
             if left <= 0:
                 self._connection.collect()  # a blocked broker does not answer a close, either
-                count = len(self._confirms.open)
+                count = len(self._confirms.open & own)
                 msg = f"RabbitMQ has not confirmed {count} messages within {seconds:g} s; is it blocked by an alarm?"
                 raise OperationalError(msg)
             try:

@@ -85,6 +85,8 @@ class Channel(Windowed):
         self._settled = Settled()
         #: Queues that were deleted under their consumers: only this worker has the delivered messages.
         self.deleted: set[str] = set()
+        #: The error with which the broker has closed the channel.
+        self.closed_by: Exception | None = None
         super().__init__(*args, **kwargs)
         #: Bodies stay bytes, because some codecs cannot encode the decoded text to the same bytes again.
         self.auto_decode = False
@@ -138,8 +140,9 @@ class Channel(Windowed):
         """As py-amqp's. A delivery that RabbitMQ has timed out must not end the whole worker: it makes Celery connect again."""
         try:
             super()._on_close(reply_code, reply_text, class_id, method_id)
-        except amqp.PreconditionFailed as exc:
-            if TIMED_OUT not in reply_text:
+        except amqp.AMQPError as exc:
+            self.closed_by = exc
+            if not isinstance(exc, amqp.PreconditionFailed) or TIMED_OUT not in reply_text:
                 raise
             log.error("delivery.timed_out", error=reply_text, why=TIMED_OUT_WHY)
             raise amqp.RecoverableConnectionError(reply_text) from exc
@@ -167,7 +170,7 @@ class Channel(Windowed):
         together = getattr(self.connection, "together", None)
         if together is None or not together.is_open:
             together = self.connection.together = Together(self.connection, NAMES)
-        batch.are_published = together.send(batch, self)
+        batch.are_published, batch.is_bound = together.send(batch, self), True
 
     def _announce(self, msg: Any, exchange: str, routing_key: str, publish: Any) -> None:
         event = self.prepared(msg, exchange, routing_key)

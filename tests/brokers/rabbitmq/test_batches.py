@@ -9,6 +9,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+import amqp
 import pytest
 from amqp.exceptions import ChannelError, NotFound
 from celery import Celery, group
@@ -90,8 +91,12 @@ def test_a_task_id_that_amqp_cannot_hold_is_refused_and_not_recorded(producer: P
     with pytest.raises(InputError, match="has 256 bytes: RabbitMQ takes 255 at most"):
         sent.apply_async()
     assert (producer.rabbit.depth(QUEUE) or 0, producer.published()) == (0, [])
+    producer.group(2)
+    numbers = [int(event.event_id.rpartition(".")[2]) for event in producer.rabbit.events()]
+    assert numbers == [1, 2], "a gap would look like lost events"
+    producer.taken()
     producer.pack.apply_async(task_id="i" * 255)
-    assert producer.published() == ["i" * 255]
+    assert producer.published()[2:] == ["i" * 255]
 
 
 def test_a_group_is_on_the_broker_when_it_has_returned(producer: Producer) -> None:
@@ -277,6 +282,53 @@ def test_a_connection_that_is_cut_while_the_group_goes_on_loses_nothing(
 
     made = group(numbers(), app=behind.app).apply_async(retry_policy=RETRY)
     all_are_there(behind, [each.id for each in made.results])
+
+
+def test_a_group_inside_of_a_groups_generator_hides_no_refusal(producer: Producer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both have the producer that their caller gave, and so one channel: each batch gets its own confirmations."""
+    monkeypatch.setattr(RabbitTransport, "publishes_together", 2)
+    with producer.rabbit.connection() as connection:
+        arguments = {"x-max-length": 1, "x-overflow": "reject-publish"}
+        connection.default_channel.queue_declare("brief", durable=True, auto_delete=False, arguments=arguments)
+        connection.default_channel.basic_publish(amqp.Message("full"), routing_key="brief")
+    until(lambda: producer.rabbit.depth("brief") == 1, what="the full queue")
+    inner: list[str] = []
+
+    def numbers(given: Any) -> Iterator[Any]:
+        for number in range(3):
+            if number == 2:
+                made = group([producer.pack.s(), producer.pack.s()], app=producer.app).apply_async(producer=given)
+                inner.extend(each.id for each in made.results)
+            yield producer.pack.s(number)
+
+    with producer.app.producer_pool.acquire() as given, pytest.raises(OperationalError, match="refused 2 of 2"):
+        group(numbers(given), app=producer.app).apply_async(producer=given, queue="brief", declare=[], retry=False)
+    assert [each["id"] for each in producer.taken()] == inner
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"exchange": "nowhere", "routing_key": "x"}, NotFound),
+        ({"exchange": "amq.direct", "routing_key": "x", "mandatory": True}, ChannelError),
+    ],
+)
+def test_an_error_that_comes_while_an_event_is_sent_is_not_swallowed(
+    producer: Producer, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], error: type[Exception]
+) -> None:
+    """py-amqp reads answers before each publication, and Celery ignores the errors of its `task-sent` events."""
+    monkeypatch.setattr(RabbitTransport, "publishes_together", 2)
+    producer.app.conf.task_send_sent_event = True
+
+    def numbers() -> Iterator[Any]:
+        for number in range(6):
+            time.sleep(0.1)  # the broker's answer is there when the next event is sent
+            yield producer.pack.s(number)
+
+    began = time.monotonic()
+    with pytest.raises(error):
+        group(numbers(), app=producer.app).apply_async(declare=[], retry=False, **options)
+    assert time.monotonic() - began < 20, "nothing waited for a confirmation that cannot come"
 
 
 def test_a_broker_that_is_gone_is_celerys_error(rabbit: Rabbit) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import os
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -11,14 +13,14 @@ from amqp.exceptions import ConnectionForced
 from redis.exceptions import ConnectionError as Unreachable
 
 from redelivery.errors import BrokerUnavailable
-from redelivery.workers.duties import bootstep
+from redelivery.workers.duties import bootstep, duty
 from redelivery.workers.duties.bootstep import LEASE, Duties
 from redelivery.workers.duties.duty import Duty
 from redelivery.workers.duties.scheduler import Scheduler
 from tests.support.running import until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 LONG = 60.0
 
@@ -116,16 +118,54 @@ def test_it_takes_one_step_at_a_time_however_often_it_is_started(started: list[D
     assert errand.most == 1
 
 
-def test_it_ends_in_the_middle_of_its_rest() -> None:
+def test_it_ends_in_the_middle_of_its_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     """A duty with a step once an hour must not delay the end of its worker, and leaves no thread."""
     errand = Errand()
     errand._every = 3600.0
-    errand._scheduler = Scheduler()
+    monkeypatch.setattr(duty, "scheduler", functools.cache(Scheduler))
     before = threading.active_count()
     errand.start()
     assert errand.is_over.wait(LONG)
     errand.stop()
     until(lambda: threading.active_count() == before, what="the end of its threads")
+
+
+def test_it_takes_no_step_after_it_was_stopped() -> None:
+    """Also if it is stopped before it starts, or in the moment of its start."""
+    errand = Errand(None)
+    errand.stop()
+    errand.start()
+    errand._take_step()
+    assert errand.seen == []
+
+
+def in_child(function: Callable[[], object]) -> int:
+    """Call it in a forked child; its exit code: 0, or 1 for a result that is not true."""
+    child = os.fork()
+    if not child:
+        try:
+            os._exit(0 if function() else 1)
+        finally:
+            os._exit(99)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def test_a_forked_child_leaves_its_parents_duties_alone_and_can_start_its_own(started: list[Duty]) -> None:
+    """The parent's are in the middle of a step. The child has no thread of its parent's."""
+    go = threading.Event()
+    stuck, fresh = Stuck(go), Errand(None)
+    started.append(stuck)
+    stuck.start()
+    assert stuck.is_over.wait(LONG)
+
+    def child() -> bool:
+        began = time.monotonic()
+        stuck.stop(LONG)
+        fresh.start()
+        return time.monotonic() - began < LONG / 2 and fresh.is_over.wait(LONG) and fresh.seen == ["done"]
+
+    assert in_child(child) == 0
+    go.set()
 
 
 class Stuck(Errand):

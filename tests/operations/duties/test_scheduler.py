@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from structlog.testing import capture_logs
 
+from redelivery.workers.duties import scheduler as module
 from redelivery.workers.duties.scheduler import Scheduler
 from tests.support.running import Shop, until
 
@@ -118,14 +120,36 @@ def test_a_step_that_exits_ends_its_entry_alone(scheduler: Scheduler, monkeypatc
     assert exits == [1]
 
 
-def test_without_more_threads_the_steps_are_taken_in_turns(scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The system may refuse a thread."""
-    first, second = counting(0.001), counting(0.001)
-    entries = [scheduler.add(first[0], "first", 0.1)]
-    monkeypatch.setattr(threading.Thread, "start", lambda _: (_ for _ in ()).throw(RuntimeError("can't start new thread")))
-    entries.append(scheduler.add(second[0], "second", 0.1))
-    until(lambda: min(len(first[1]), len(second[1])) > 10, what="ten steps of each")
-    monkeypatch.undo()
+def test_without_more_threads_brief_steps_go_on_and_long_ones_wait(scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system may refuse a thread. A long step would keep the only thread from the lease, and the worker would be fenced."""
+    go, (brief, times) = threading.Event(), counting(0.001)
+    begun = threading.Event()
+
+    def long() -> float:
+        begun.set()
+        go.wait(LONG)
+        return LONG
+
+    start = threading.Thread.start
+    monkeypatch.setattr(module, "PUT_OFF", 0.01)
+    scheduler.add(brief, "brief", 0.1, is_brief=True)
+    scheduler.add(long, "long", 0.1)
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    with capture_logs() as lines:
+        until(lambda: len(times) > 20, what="the brief steps")
+    assert not begun.is_set()
+    assert {(each["event"], each["duty"]) for each in lines} == {("duty.put_off", "long")}
+    monkeypatch.setattr(threading.Thread, "start", start)
+    assert begun.wait(LONG)
+    seen = len(times)
+    until(lambda: len(times) > seen + 20, what="the brief steps beside it")
+    go.set()
+
+
+def refused(_: threading.Thread) -> None:
+    """As Python reports it."""
+    msg = "can't start new thread"
+    raise RuntimeError(msg)
 
 
 def test_a_worker_has_few_threads(any_server: Server, folder: Path) -> None:

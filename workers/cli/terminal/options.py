@@ -24,8 +24,12 @@ FOREVER, MAX_COUNT = 1e10, 10**12
 class Read(click.ParamType[Value]):
     """An option whose text `read` parses. `read` raises `InputError` or `ValueError` for an invalid text."""
 
-    def __init__(self, name: str, read: Callable[[str], Value]) -> None:
-        self.name, self._read = name, read
+    def __init__(self, name: str, read: Callable[[str], Value], metavar: str | None = None) -> None:
+        self.name, self._read, self._metavar = name, read, metavar
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str | None:  # noqa: ARG002 - click's signature
+        """The word for a value in the help; None: the type's name."""
+        return self._metavar
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Value:
         """Parse the text. Raises click's usage error."""
@@ -77,12 +81,12 @@ ADDRESS = Read("address", host_and_port)
 
 def at_least(least: float) -> Read[float]:
     """A number from `least` to `FOREVER`, without `inf` and `nan`."""
-    return Read("number", _between(float, "a number", least, FOREVER))
+    return Read("float", _between(float, "a number", least, FOREVER), "NUMBER")
 
 
 def whole(least: int, most: int = MAX_COUNT) -> Read[int]:
     """A whole number in this range."""
-    return Read("number", _between(int, "a whole number", least, most))
+    return Read("integer range", _between(int, "a whole number", least, most), "NUMBER")
 
 
 def together(*options: Callable[..., Any]) -> Callable[..., Any]:
