@@ -105,9 +105,10 @@ class Together:
             with self._dropped_if_broken():
                 refused = self._await(sent, at_log)
             if at_log in refused:
+                refused.remove(at_log)
                 log_refused(events, self._names.outcomes)
-            if len(refused - {at_log}) > 0:
-                msg = f"the broker refused {len(refused - {at_log})} of {len(left)} messages"
+            if refused:
+                msg = f"the broker refused {len(refused)} of {len(left)} messages"
                 raise MessageNacked(msg)
             return True
 
