@@ -8,7 +8,6 @@ import html
 import io
 import json
 import re
-import threading
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -21,6 +20,7 @@ from structlog.testing import capture_logs
 
 from redelivery.errors import ConfigurationError
 from redelivery.web import User, asgi_app, wsgi_app
+from redelivery.workers.duties.scheduler import scheduler
 from redelivery.workers.operations.letters.filter import Filter
 from redelivery.workers.operations.letters.reading import browse
 from redelivery.workers.operations.runs import operation
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from starlette.requests import Request
+
+    from redelivery.workers.duties.scheduler import Entry
 
 USERS = {
     "ada": User("ada", "all"),
@@ -294,9 +296,9 @@ def test_an_operation_looks_an_id_up_by_its_beginning_unless_there_are_too_many_
     assert (begun.status_code, set(made.filter.task_ids)) == (303, {task_id[:8] if many else task_id})
 
 
-def runners() -> set[threading.Thread]:
-    """The threads of this process that carry out operations."""
-    return {each for each in threading.enumerate() if each.name == "redelivery-operations"}
+def runners() -> set[Entry]:
+    """The duties of this process that carry out operations."""
+    return {each for each in scheduler()._entries if each.name == "redelivery-operations"}
 
 
 def test_a_page_that_is_mounted_carries_out_what_is_begun_on_it(desk: Desk) -> None:
