@@ -21,6 +21,7 @@ from redelivery.middleware.logs import log
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+#: The name of a thread that takes no step.
 NAME = "redelivery-duties"
 #: Seconds until a step that found no thread is tried again.
 PUT_OFF = 5.0
@@ -113,11 +114,12 @@ class Scheduler:
             self._entries = [entry for entry in self._entries if entry.is_running or not entry.has_ended]
             if not self._entries:
                 return None
-            first = min((entry for entry in self._entries if not entry.is_running), key=lambda entry: entry.due, default=None)
-            wait = None if first is None else first.due - time.monotonic()
-            if first is not None and first.due <= time.monotonic():
+            resting = (entry for entry in self._entries if not entry.is_running)
+            first = min(resting, key=lambda entry: entry.due, default=None)
+            left = None
+            if first is not None and (left := first.due - time.monotonic()) <= 0:
                 return first
-            self._changed.wait(wait)
+            self._changed.wait(left)
 
     def _take(self, entry: Entry) -> None:
         """Take a step, without the lock."""
