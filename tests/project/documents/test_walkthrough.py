@@ -213,7 +213,7 @@ $ false || echo "exit code $?"
 exit code 1
 ```
 ```python
-# never run: it needs another app
+# for example: it needs another app
 raise RuntimeError
 ```
 """
@@ -228,10 +228,10 @@ def test_a_page_is_played_in_its_order(scratch: Shell) -> None:
     assert follow(new, scratch)[0] == new
 
 
-def test_what_is_never_run_must_be_python(scratch: Shell) -> None:
+def test_what_is_only_an_example_must_be_python(scratch: Shell) -> None:
     """Such a block is only compiled."""
     with pytest.raises(SyntaxError):
-        follow("```python\n# never run: a part\ndef\n```\n", scratch)
+        follow("```python\n# for example: a part\ndef\n```\n", scratch)
 
 
 def test_progress_is_no_part_of_a_screen(scratch: Shell) -> None:

@@ -5,7 +5,7 @@ documents. `./dev follow --write` writes the current output into them, and draws
 `python3 -m tests.support.documents.walkthrough --bare README.md` needs only Python: it installs the rest, and prints durations.
 
 - A `python` or `toml` block with the first line `# shop.py` is that file; `# at the end of shop.py` appends to it. A block that
-  begins with `# never run` is only compiled.
+  begins with `# for example:` is only compiled.
 - A `console` block has commands behind `$ `, and their output. `…` stands for any text. An output with a line of only `…` is never
   rewritten. Every command must end with 0; `|| echo "exit code $?"` shows another exit code.
 - `<!-- until: COMMAND -->` repeats a command until it succeeds. `<!-- run: COMMAND -->` runs a command that readers do not see.
@@ -212,7 +212,7 @@ class Shell:
         """Write a file of the document to the current folder of the shell."""
         folder = Path(self._begin("pwd")[1].strip())
         title, _, text = block.partition("\n")
-        if title.startswith("# never run"):
+        if title.startswith("# for example:"):
             compile(text, title, "exec")
             return
         name = title.removeprefix("# ").removeprefix("at the end of ")
