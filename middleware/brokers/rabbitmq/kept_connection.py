@@ -65,13 +65,13 @@ class KeptConnection:
         Raises what `connect` raises, and `BrokerUnavailable` if an answer takes longer than `TIMEOUT`.
         """
         if not self._lock.acquire(timeout=PATIENCE):
-            with _timed(self._connect()) as connection, _in_time(connection):
+            with self._connect() as connection, _in_time(connection):
                 yield connection
             return
         try:
             if not self._last.is_usable():
                 self._last.drop()
-                self._last.connection, self._last.pid = _timed(self._connect()), os.getpid()
+                self._last.connection, self._last.pid = self._connect(), os.getpid()
             connection = self._last.connection
             try:
                 with _in_time(connection):
@@ -84,14 +84,10 @@ class KeptConnection:
             self._lock.release()
 
 
-def _timed(connection: Any) -> Any:
-    connection.connection.transport.sock.settimeout(TIMEOUT)
-    return connection
-
-
 @contextmanager
 def _in_time(connection: Any) -> Iterator[None]:
     """Drop the connection without a word if an answer takes too long: the broker would not answer a close, either."""
+    connection.connection.transport.sock.settimeout(TIMEOUT)
     try:
         yield
     except TimeoutError as exc:
