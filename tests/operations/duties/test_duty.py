@@ -92,28 +92,33 @@ def test_only_the_leader_takes_a_step(started: list[Duty]) -> None:
 
 
 class Alone(Errand):
-    """Counts the steps that run at once."""
+    """Counts the steps that run at once; each waits for the test."""
 
     def __init__(self) -> None:
         super().__init__(*[None] * 50)
         self.running = self.most = 0
+        self.inside, self.go = threading.Semaphore(0), threading.Semaphore(0)
 
     def step(self) -> None:
-        """Take a moment."""
+        """Say that it is in the middle, and wait."""
         self.running += 1
         self.most = max(self.most, self.running)
-        time.sleep(0.001)
-        super().step()
+        self.inside.release()
+        self.go.acquire(timeout=LONG)
         self.running -= 1
+        super().step()
 
 
 def test_it_takes_one_step_at_a_time_however_often_it_is_started(started: list[Duty]) -> None:
     """A consumer that reconnects starts its duties again, and a renewal may wake one that is busy."""
     errand = Alone()
-    for _ in range(3):
+    errand.start()
+    for _ in range(51):
+        assert errand.inside.acquire(timeout=LONG)
         errand.start()
-    while not errand.is_over.is_set():
-        errand.wake()
+        errand.wake()  # in the middle of a step
+        errand.go.release()
+    errand.go.release(9)  # for steps that were woken at the end
     assert run(started, errand) == ["done"] * 50
     assert errand.most == 1
 
