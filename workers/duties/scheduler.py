@@ -2,7 +2,7 @@
 
 One thread waits for the time of the next step. Before it takes this step, the spare thread, or a new one, waits in its place: so a
 long step delays no other. A thread that comes back becomes the spare one, or ends if there is one. If the system refuses a thread,
-the step is put off, unless it is brief.
+the step is postponed, unless it is brief.
 
 The threads are native, because a task on a solo pool blocks every timer of the event loop.
 """
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 #: The name of a thread that takes no step.
 NAME = "redelivery-duties"
 #: Seconds until a step that found no thread is tried again.
-PUT_OFF = 5.0
+POSTPONED = 5.0
 
 
 @dataclass(slots=True, eq=False)
@@ -124,8 +124,8 @@ class Scheduler:
     def _take(self, entry: Entry) -> None:
         """Take a step, without the lock."""
         if not self._has_successor() and not entry.is_brief:
-            entry.due = time.monotonic() + PUT_OFF
-            log.warning("duty.put_off", duty=entry.name, why="the system refuses a new thread", again_in=PUT_OFF)
+            entry.due = time.monotonic() + POSTPONED
+            log.warning("duty.postponed", duty=entry.name, why="the system refuses a new thread", again_in=POSTPONED)
             return
         entry.is_running, entry.is_hurried = True, False
         threading.current_thread().name = entry.name

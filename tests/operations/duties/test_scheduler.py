@@ -130,14 +130,14 @@ def test_without_more_threads_brief_steps_go_on_and_long_ones_wait(scheduler: Sc
         return LONG
 
     start = threading.Thread.start
-    monkeypatch.setattr(module, "PUT_OFF", 0.01)
+    monkeypatch.setattr(module, "POSTPONED", 0.01)
     scheduler.add(brief, "brief", 0.1, is_brief=True)
     scheduler.add(long, "long", 0.1)
     monkeypatch.setattr(threading.Thread, "start", refused)
     with capture_logs() as lines:
         until(lambda: len(times) > 20, what="the brief steps")
     assert not begun.is_set()
-    assert {(each["event"], each["duty"]) for each in lines} == {("duty.put_off", "long")}
+    assert {(each["event"], each["duty"]) for each in lines} == {("duty.postponed", "long")}
     monkeypatch.setattr(threading.Thread, "start", start)
     assert begun.wait(LONG)
     seen = len(times)
