@@ -25,6 +25,7 @@ from redelivery.middleware.brokers.rabbitmq.batch import Together
 from redelivery.middleware.brokers.rabbitmq.channel import RabbitTransport
 from redelivery.middleware.brokers.rabbitmq.names import OUTCOMES
 from redelivery.middleware.messages.envelope import ANNOUNCED, EXPIRATION
+from redelivery.middleware.messages.publication import Batch, Publication
 from tests.faults.chaos.processes.proxy import Proxy
 from tests.support.running import Shop, until
 
@@ -345,6 +346,18 @@ def test_an_error_that_comes_while_something_else_is_sent_is_not_swallowed(
     with producer.app.producer_pool.acquire() as given, pytest.raises(error):
         group(numbers(given), app=producer.app).apply_async(producer=given, declare=[], retry=False, **options)
     assert time.monotonic() - began < 20, "nothing waited for a confirmation that cannot come"
+
+
+def test_the_error_of_a_closed_channel_is_raised_again_for_its_batch(producer: Producer) -> None:
+    """Another caller on this connection read it. The confirmation cannot come any more, and is not waited for."""
+    how = {"exchange": "nowhere", "routing_key": "x", "timeout": None, "confirm_timeout": 20.0}
+    batch = Batch([Publication(b"[]", 0, "application/json", "utf-8", {"id": "a", "task": NAME}, {}, how)])
+    with producer.app.producer_pool.acquire() as given:
+        given.channel.send_together(batch)
+        with pytest.raises(NotFound):
+            given.connection.connection.drain_events(timeout=60)
+        with pytest.raises(NotFound):
+            given.channel.publish_together(batch)
 
 
 def test_a_broker_that_is_gone_is_celerys_error(rabbit: Rabbit) -> None:
